@@ -1,0 +1,1 @@
+"""The laboratory: command line, runs, sweeps, results, reports."""

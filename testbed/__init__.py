@@ -1,0 +1,1 @@
+"""The network: topology to containers and shaped links to measured facts."""

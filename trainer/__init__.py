@@ -1,0 +1,1 @@
+"""The training: model, pipeline, inner and outer optimisers, compression, collectives."""
