@@ -1,0 +1,224 @@
+"""Realises a Topology with Mininet: nodes, routers and core as namespaces, links shaped and read back."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from mininet.link import Link as MininetLink
+from mininet.net import Mininet
+
+from testbed.doctor import choose_delay, iptables_command
+from testbed.errors import TestbedError
+from testbed.nodes.namespace import NamespaceNode, User, check_shell_safe
+from testbed.plan import CONTROL_PORT, CORE, NODE_INTERFACE, NetworkPlan, plan_network
+from testbed.session import Session
+from testbed.shaping import netem, nfqueue, rate
+from testbed.topology import Topology
+
+READY_TIMEOUT_S = 10.0
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+class Network:
+    """A topology that is up: a context manager; leaving it takes everything down.
+
+    Attributes:
+        plan: what was made.
+        delay: how delays are made here, ``netem`` or ``nfqueue``.
+        net: the Mininet object (its command line works on it).
+        nodes: name -> node, for nodes, routers and the core.
+    """
+
+    def __init__(
+        self, topology: Topology, expose: list[Path] | None = None, user: User | None = None
+    ) -> None:
+        self.plan: NetworkPlan = plan_network(topology)
+        self.topology = topology
+        self.user = user or User.invoking()
+        self.delay = choose_delay(topology.delay) if self.plan.delays else "none"
+        self.session = Session(f"network {topology.name}")
+        interpreter = [Path(sys.base_prefix), Path(sys.prefix), PROJECT]
+        self.exposed = [check_shell_safe(p.resolve()) for p in [*interpreter, *(expose or [])]]
+        self.nodes: dict[str, NamespaceNode] = {}
+        self.net: Mininet
+        self.delay_line: subprocess.Popen[str] | None = None
+        self.delay_stats_file = self.session.folder / "delayline.json"
+
+    def __enter__(self) -> Self:
+        self.session.__enter__()
+        try:
+            self._build()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # All processes first, at once: the kernel takes the namespaces down with the last of them.
+        self.session.__exit__(kind, value, trace)
+        for node in self.nodes.values():
+            node.terminate()
+        self.nodes.clear()
+
+    def _build(self) -> None:
+        Mininet.inited = (
+            True  # its init() would raise limits and set sysctls on the host; we change nothing there
+        )
+        self.net = Mininet(topo=None, controller=None, build=False, link=MininetLink)
+        for name in self.plan.namespaces:
+            self.nodes[name] = self.net.addHost(name, cls=NamespaceNode, session=self.session, ip=None)
+        for veth in self.plan.veths:
+            link = self.net.addLink(
+                self.nodes[veth.left[0]],
+                self.nodes[veth.right[0]],
+                intfName1=veth.left[1],
+                intfName2=veth.right[1],
+            )
+            for interface, (_, _, address) in ((link.intf1, veth.left), (link.intf2, veth.right)):
+                interface.ip, interface.prefixLen = address.split("/")  # for Mininet's command line
+        self._configure_addresses()
+        self._configure_tcp()
+        self._configure_mounts()
+        self._shape()
+        self._start_delay()
+
+    def _configure_addresses(self) -> None:
+        lines: dict[str, list[str]] = {name: ["link set dev lo up"] for name in self.nodes}
+        for veth in self.plan.veths:
+            for name, interface, address in (veth.left, veth.right):
+                lines[name] += [
+                    f"link set dev {interface} mtu {self.topology.mtu} up",
+                    f"address add {address} dev {interface}",
+                ]
+        control = self.topology.tcp.congestion_control
+        for name, destination, via in self.plan.routes:
+            suffix = f" congctl {control}" if name in self.plan.node_address else ""
+            lines[name].append(f"route add {destination} via {via}{suffix}")
+        for name, commands in lines.items():
+            self.nodes[name].batch("ip", commands)
+        for router in [*self.plan.routers.values(), CORE]:
+            if router in self.nodes:
+                self.nodes[router].run(["sysctl", "-qw", "net.ipv4.ip_forward=1"])
+
+    def _configure_tcp(self) -> None:
+        tcp = self.topology.tcp
+        buffer_bytes = round(tcp.buffer_mb * 1e6)
+        wanted = {
+            "net.ipv4.tcp_rmem": f"4096 131072 {buffer_bytes}",
+            "net.ipv4.tcp_wmem": f"4096 16384 {buffer_bytes}",
+            "net.ipv4.tcp_slow_start_after_idle": str(int(tcp.slow_start_after_idle)),
+            "net.ipv4.tcp_no_metrics_save": "1",
+        }
+        for name in self.plan.node_address:
+            node = self.nodes[name]
+            node.run(["sysctl", "-qw", *(f"{key}={value}" for key, value in wanted.items())])
+            got = node.run(["sysctl", "-n", *wanted]).splitlines()
+            for key, value, line in zip(wanted, wanted.values(), got, strict=True):
+                if line.split() != value.split():
+                    raise TestbedError(f"{name}: {key} was set to {value!r} but reads {line!r}")
+            routes = json.loads(node.run(["ip", "-j", "route", "show", "default"]))
+            metrics = routes[0].get("metrics", [{}])[0] if routes else {}
+            if metrics.get("congestion") != tcp.congestion_control:
+                raise TestbedError(
+                    f"{name}: congestion control {tcp.congestion_control} was asked for, the route has {metrics}"
+                )
+
+    def _configure_mounts(self) -> None:
+        hosts = self.session.folder / "hosts"
+        entries = ["127.0.0.1 localhost", *(f"{a} {name}" for name, a in self.plan.node_address.items())]
+        hosts.write_text("\n".join(entries) + "\n", encoding="utf-8")
+        empty = self.session.folder / "empty"
+        empty.touch()
+        for name in self.plan.node_address:
+            self.nodes[name].make_private(hosts, empty, self.exposed, self.user)
+
+    def _shape(self) -> None:
+        lines: dict[str, list[str]] = {}
+        for link in self.plan.links:
+            lines.setdefault(link.owner, []).extend(rate.commands(link))
+        if self.delay == "netem":
+            lines[CORE].extend(netem.commands(self.plan))
+        for name, commands in lines.items():
+            self.nodes[name].batch("tc", commands)
+        for link in self.plan.links:
+            rate.verify(link, self.nodes[link.owner].run(["tc", "class", "show", "dev", link.interface]))
+
+    def _start_delay(self) -> None:
+        if self.delay == "netem":
+            self._verify_netem()
+        if self.delay != "nfqueue":
+            return
+        core = self.nodes[CORE]
+        config = self.session.folder / "delayline-config.json"
+        nfqueue.write_config(self.plan, config)
+        log = (self.session.folder / "delayline.log").open("wb")
+        self.delay_line = core.start_root(
+            ["chrt", "-f", "50", sys.executable, "-m", "testbed.shaping.delayline", str(config)]
+            + [str(self.delay_stats_file)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=PROJECT,
+        )
+        log.close()
+        for rule in nfqueue.rules(self.plan, iptables_command()):
+            core.run(rule)
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while not self.delay_stats_file.exists():
+            if self.delay_line.poll() is not None or time.monotonic() > deadline:
+                said = (self.session.folder / "delayline.log").read_text(encoding="utf-8", errors="replace")
+                last = (said.strip().splitlines() or ["it said nothing"])[-1]
+                raise TestbedError(f"the delay line did not start: {last}")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.delay_line.wait(0.01)
+
+    def _verify_netem(self) -> None:
+        shown = json.loads(self.nodes[CORE].run(["tc", "-j", "qdisc", "show"]))
+        got = {
+            (q["dev"], q["parent"]): q["options"].get("delay", {}).get("delay", 0.0) * 1e3
+            for q in shown
+            if q["kind"] == "netem"
+        }
+        if len(got) != len(self.plan.delays):
+            raise TestbedError(f"asked for {len(self.plan.delays)} netem queues, the kernel has {len(got)}")
+        wanted = sorted(delay.delay_ms for delay in self.plan.delays)
+        if any(abs(a - b) > 0.01 for a, b in zip(wanted, sorted(got.values()), strict=True)):
+            raise TestbedError(
+                f"asked netem for delays of {wanted} ms, the kernel has {sorted(got.values())} ms"
+            )
+
+    def delay_stats(self) -> dict[str, float] | None:
+        """The delay line's latest statistics; None where netem delays (the kernel keeps none)."""
+        if self.delay != "nfqueue":
+            return None
+        data: dict[str, float] = json.loads(self.delay_stats_file.read_text(encoding="utf-8"))
+        return data
+
+    def delay_alive(self) -> bool:
+        """False once a delay line has died (its links are dark then)."""
+        return self.delay_line is None or self.delay_line.poll() is None
+
+    def contract(self, node: str, rank: int, world_size: int, run_dir: Path) -> dict[str, str]:
+        """The ``env://`` variables of a program: what torchrun, torch.distributed and scripts expect."""
+        master = next(iter(self.plan.node_address.values()))
+        return {
+            "MASTER_ADDR": master,
+            "MASTER_PORT": str(CONTROL_PORT),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_RANK": "0",
+            "GLOO_SOCKET_IFNAME": NODE_INTERFACE,
+            "TESTBED_NODE": node,
+            "TESTBED_SITE": self.topology.nodes[node],
+            "TESTBED_RUN_DIR": str(run_dir),
+            "HOME": "/tmp",  # noqa: S108 - the node's private one
+            "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+        }

@@ -1,0 +1,1 @@
+"""What a node is: a namespace container (Mininet)."""

@@ -1,0 +1,153 @@
+"""Measures every WAN pair and compares it with the topology: no result may exist over a link that is off."""
+
+import json
+import re
+import statistics
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from testbed.errors import TestbedError
+from testbed.network import Network
+from testbed.units import goodput_mbps
+
+RTT_TOLERANCE_MS = 1.0
+RTT_TOLERANCE_SHARE = 0.02
+RATE_TOLERANCE_SHARE = 0.03
+PINGS = 15
+PING_INTERVAL_S = 0.02
+IPERF_PORT = 5201
+START_TIMEOUT_S = 5.0
+_PING_TIME = re.compile(r"time=([\d.]+) ms")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One direction between two sites, as asked for and as measured."""
+
+    source: str
+    target: str
+    rtt_wanted_ms: float
+    rtt_ms: float  # median
+    rate_wanted_mbps: float  # layer 2
+    goodput_wanted_mbps: float  # TCP payload that this rate can carry
+    goodput_mbps: float
+
+    @property
+    def problems(self) -> list[str]:
+        """What is off, as sentences; empty when the link keeps its promise."""
+        found = []
+        allowed_ms = max(RTT_TOLERANCE_MS, RTT_TOLERANCE_SHARE * self.rtt_wanted_ms)
+        if abs(self.rtt_ms - self.rtt_wanted_ms) > allowed_ms:
+            found.append(
+                f"{self.source}-{self.target}: RTT {self.rtt_ms:.2f} ms,"
+                f" allowed {self.rtt_wanted_ms:g} ± {allowed_ms:.2f} ms"
+            )
+        if abs(self.goodput_mbps / self.goodput_wanted_mbps - 1) > RATE_TOLERANCE_SHARE:
+            found.append(
+                f"{self.source}-{self.target}: {self.goodput_mbps:.1f} Mbit/s of TCP payload,"
+                f" allowed {self.goodput_wanted_mbps:.1f} ± {100 * RATE_TOLERANCE_SHARE:g} %"
+            )
+        return found
+
+    def row(self) -> dict[str, Any]:
+        """As plain data for the record."""
+        return {**asdict(self), "ok": not self.problems}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """All pairs, measured once."""
+
+    pairs: tuple[Measured, ...]
+    seconds: float
+
+    @property
+    def problems(self) -> list[str]:
+        """All that is off."""
+        return [problem for pair in self.pairs for problem in pair.problems]
+
+
+def measure_rtt_ms(network: Network, source: str, target: str) -> float:
+    """Median round-trip time between two nodes by ``ping -U`` (from user to user), in ms."""
+    timeout_s = (
+        5
+        + PINGS * PING_INTERVAL_S
+        + 2 * network.topology.rtt_ms(network.topology.nodes[source], network.topology.nodes[target]) / 1e3
+    )
+    command = ["ping", "-n", "-U", "-c", str(PINGS), "-i", str(PING_INTERVAL_S), "-w", str(int(timeout_s))]
+    out = network.nodes[source].run([*command, network.plan.node_address[target]], timeout_s=timeout_s + 2)
+    times = [float(t) for t in _PING_TIME.findall(out)]
+    if len(times) < PINGS // 2:
+        raise TestbedError(f"{source} to {target}: {len(times)} of {PINGS} pings came back")
+    return statistics.median(times)
+
+
+def measure_goodput_mbps(
+    network: Network, source: str, target: str, seconds: int = 1, omit: int = 1
+) -> float:
+    """TCP payload rate from one node to another by iperf3, in Mbit/s, its start-up left out."""
+    address = network.plan.node_address[target]
+    server = network.nodes[target].start_root(
+        ["iperf3", "-s", "-1", "-B", address, "-p", str(IPERF_PORT)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _wait_listening(network, target)
+        out = network.nodes[source].run(
+            ["iperf3", "-J", "-c", address, "-p", str(IPERF_PORT), "-t", str(seconds), "-O", str(omit)]
+            + ["--connect-timeout", "5000"],
+            timeout_s=seconds + omit + 20,
+        )
+    finally:
+        server.kill()
+        server.wait()
+    result = json.loads(out)
+    if "error" in result:
+        raise TestbedError(f"{source} to {target}: iperf3: {result['error']}")
+    return float(result["end"]["sum_received"]["bits_per_second"]) / 1e6
+
+
+def _wait_listening(network: Network, node: str) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while f":{IPERF_PORT}" not in network.nodes[node].run(["ss", "-tlnH"]):
+        if time.monotonic() > deadline:
+            raise TestbedError(f"{node}: iperf3 does not listen within {START_TIMEOUT_S:g} s")
+        time.sleep(0.02)
+
+
+def _seconds_for(rate_mbps: float, rtt_ms: float) -> tuple[int, int]:
+    """How long to measure and how much of the start to leave out: slow start takes some ten round trips."""
+    omit = 1 + int(10 * rtt_ms / 1e3)
+    return (1 if rate_mbps >= 100 else 3), omit
+
+
+def probe(network: Network) -> Probe:
+    """Measures every ordered pair of sites, one after the other, between the first nodes of the sites."""
+    began = time.monotonic()
+    topology = network.topology
+    pairs = []
+    first = {site: topology.nodes_of(site)[0] for site in topology.sites}
+    rtts: dict[frozenset[str], float] = {}
+    for delay in network.plan.delays:
+        source, target = delay.source, delay.target
+        key = frozenset((source, target))
+        if key not in rtts:
+            rtts[key] = measure_rtt_ms(network, first[source], first[target])
+        rate_mbps = topology.wan_rate_mbps(source, target)
+        seconds, omit = _seconds_for(rate_mbps, topology.rtt_ms(source, target))
+        pairs.append(
+            Measured(
+                source=source,
+                target=target,
+                rtt_wanted_ms=topology.rtt_ms(source, target),
+                rtt_ms=rtts[key],
+                rate_wanted_mbps=rate_mbps,
+                goodput_wanted_mbps=goodput_mbps(rate_mbps, topology.mtu),
+                goodput_mbps=measure_goodput_mbps(network, first[source], first[target], seconds, omit),
+            )
+        )
+    return Probe(tuple(pairs), time.monotonic() - began)

@@ -1,0 +1,202 @@
+"""The delay line: one process that holds every packet of its NFQUEUEs for a fixed time.
+
+Started in the core's namespace as ``python -m testbed.shaping.delayline CONFIG STATS``. Packets stay in the
+kernel; only their metadata is copied here, and packets whose time has come are released by batch verdict. Delay
+is constant within a queue, so packets are never reordered. STATS (JSON) is rewritten every half second with how
+late packets were released, which is what decides whether a run may be believed.
+
+Standard library only: no binding on PyPI offers both the GSO flag and batch verdicts. Message formats are those
+of linux/netfilter/nfnetlink_queue.h.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+NETLINK_NETFILTER = 12
+NFNL_SUBSYS_QUEUE = 3
+MSG_PACKET, MSG_CONFIG, MSG_VERDICT_BATCH = (NFNL_SUBSYS_QUEUE << 8 | m for m in (0, 2, 3))
+CFG_CMD, CFG_PARAMS, CFG_QUEUE_MAXLEN, CFG_MASK, CFG_FLAGS = 1, 2, 3, 4, 5
+CMD_BIND = 1
+COPY_META = 1
+FLAG_GSO = 4
+ATTR_PACKET_HDR = 1
+ATTR_VERDICT_HDR = 2
+NF_ACCEPT = 1
+NLM_F_REQUEST, NLM_F_ACK, NLMSG_ERROR = 1, 4, 2
+SOL_NETLINK, NETLINK_NO_ENOBUFS = 270, 5
+SO_RCVBUFFORCE = 33
+RECEIVE_BUFFER_BYTES = 64 << 20
+STATS_EVERY_S = 0.5
+BUCKET_US = 5
+BUCKETS = 20_000  # up to 100 ms; later than that is counted in the last
+
+_HEADER = struct.Struct("=IHHII")
+_ATTR = struct.Struct("=HH")
+
+
+def _attribute(kind: int, payload: bytes) -> bytes:
+    return _ATTR.pack(4 + len(payload), kind) + payload + b"\0" * (-len(payload) % 4)
+
+
+def _message(kind: int, queue: int, body: bytes, flags: int = NLM_F_REQUEST) -> bytes:
+    body = struct.pack("!BBH", 0, 0, queue) + body
+    return _HEADER.pack(16 + len(body), kind, flags, 0, 0) + body
+
+
+def _configure(sock: socket.socket, queue: int, max_packets: int) -> None:
+    """Binds one queue; raises OSError with the kernel's reason."""
+    for body in (
+        _attribute(CFG_CMD, struct.pack("!BxH", CMD_BIND, socket.AF_INET)),
+        _attribute(CFG_PARAMS, struct.pack("!IB", 0, COPY_META)),
+        _attribute(CFG_QUEUE_MAXLEN, struct.pack("!I", max_packets)),
+        _attribute(CFG_FLAGS, struct.pack("!I", FLAG_GSO))
+        + _attribute(CFG_MASK, struct.pack("!I", FLAG_GSO)),
+    ):
+        sock.send(_message(MSG_CONFIG, queue, body, NLM_F_REQUEST | NLM_F_ACK))
+        reply = sock.recv(4096)
+        _, kind, _, _, _ = _HEADER.unpack_from(reply)
+        error = struct.unpack_from("=i", reply, 16)[0] if kind == NLMSG_ERROR else 0
+        if error:
+            raise OSError(-error, f"NFQUEUE {queue}: {os.strerror(-error)}")
+
+
+class Lateness:
+    """How long after its due time each packet left: a histogram in steps of 5 us."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * BUCKETS
+        self.packets = 0
+        self.max_s = 0.0
+
+    def add(self, late_s: float) -> None:
+        """Counts one packet."""
+        self.counts[min(BUCKETS - 1, int(late_s * 1e6) // BUCKET_US)] += 1
+        self.packets += 1
+        self.max_s = max(self.max_s, late_s)
+
+    def quantile_ms(self, q: float) -> float:
+        """The upper edge of the bucket that holds the quantile, in ms; 0 without packets."""
+        remaining = q * self.packets
+        for bucket, count in enumerate(self.counts):
+            remaining -= count
+            if count and remaining <= 0:
+                return (bucket + 1) * BUCKET_US / 1e3
+        return 0.0
+
+
+def kernel_drops() -> int:
+    """Packets that this namespace's queues dropped (full queue or full socket), from procfs."""
+    try:
+        lines = Path("/proc/net/netfilter/nfnetlink_queue").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return sum(int(fields[5]) + int(fields[6]) for fields in (line.split() for line in lines))
+
+
+class DelayLine:
+    """Binds the queues and runs until SIGTERM."""
+
+    def __init__(self, delays_ms: dict[int, float], max_packets: int, stats: Path) -> None:
+        self.delay_s = {queue: delay_ms / 1e3 for queue, delay_ms in delays_ms.items()}
+        self.waiting: dict[int, deque[tuple[float, int]]] = {queue: deque() for queue in delays_ms}
+        self.lateness = Lateness()
+        self.stats = stats
+        self.stopping = False
+        self.sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
+        self.sock.bind((0, 0))
+        self.sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)
+        self.sock.setsockopt(SOL_NETLINK, NETLINK_NO_ENOBUFS, 1)
+        for queue in delays_ms:
+            _configure(self.sock, queue, max_packets)
+        self.sock.setblocking(False)
+
+    def _receive(self) -> None:
+        """Takes in everything that has arrived; all of it is due one delay from now."""
+        buffer = bytearray(65536)
+        view = memoryview(buffer)
+        while True:
+            try:
+                size = self.sock.recv_into(buffer)
+            except BlockingIOError:
+                return
+            now = time.monotonic()
+            offset = 0
+            while offset + 16 <= size:
+                length, kind, _, _, _ = _HEADER.unpack_from(view, offset)
+                if kind == MSG_PACKET:
+                    queue = int.from_bytes(view[offset + 18 : offset + 20], "big")
+                    # NFQA_PACKET_HDR is always the first attribute; its value starts with the packet's id
+                    packet = int.from_bytes(view[offset + 24 : offset + 28], "big")
+                    self.waiting[queue].append((now + self.delay_s[queue], packet))
+                offset += (length + 3) & ~3
+
+    def _release(self) -> float:
+        """Lets go of what is due; returns the seconds until the next packet is (at most the stats interval)."""
+        now = time.monotonic()
+        next_due = now + STATS_EVERY_S
+        for queue, waiting in self.waiting.items():
+            last = None
+            while waiting and waiting[0][0] <= now:
+                due, last = waiting.popleft()
+                self.lateness.add(now - due)
+            if last is not None:
+                verdict = _attribute(ATTR_VERDICT_HDR, struct.pack("!II", NF_ACCEPT, last))
+                self.sock.send(_message(MSG_VERDICT_BATCH, queue, verdict))
+            if waiting:
+                next_due = min(next_due, waiting[0][0])
+        return max(0.0, next_due - time.monotonic())
+
+    def write_stats(self) -> None:
+        """Replaces the statistics file in one step."""
+        data = {
+            "packets": self.lateness.packets,
+            "p50_ms": self.lateness.quantile_ms(0.5),
+            "p99_ms": self.lateness.quantile_ms(0.99),
+            "max_ms": self.lateness.max_s * 1e3,
+            "drops": kernel_drops(),
+            "realtime": os.sched_getscheduler(0) == os.SCHED_FIFO,
+        }
+        temporary = self.stats.with_suffix(".tmp")
+        temporary.write_text(json.dumps(data), encoding="utf-8")
+        temporary.replace(self.stats)
+
+    def run(self) -> None:
+        """Holds and releases packets until told to stop."""
+        stats_due = time.monotonic() + STATS_EVERY_S
+        wait_s = STATS_EVERY_S
+        while not self.stopping:
+            select.select([self.sock], [], [], wait_s)
+            self._receive()
+            wait_s = self._release()
+            if time.monotonic() >= stats_due:
+                self.write_stats()
+                stats_due = time.monotonic() + STATS_EVERY_S
+        self.write_stats()
+
+
+def main() -> int:
+    """Reads CONFIG, binds, writes the first STATS as the sign of being ready, and runs."""
+    config = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    delays = {int(queue): float(delay_ms) for queue, delay_ms in config["queues"].items()}
+    line = DelayLine(delays, int(config["max_packets"]), Path(sys.argv[2]))
+
+    def stop(*_: object) -> None:
+        line.stopping = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    line.write_stats()
+    line.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Delay by netem: on the core's egress to a site, one htb class for every other site with a netem queue below it.
+
+The default wherever the kernel has ``sch_netem``. netem's own ``limit`` of 1000 packets collapses at 1 Gbit/s
+and 100 ms; here it holds what is in flight and the link's queue.
+"""
+
+from testbed.plan import DelayClass, NetworkPlan
+from testbed.shaping.rate import QUANTUM_BYTES, burst_bytes
+from testbed.units import WIRE_BYTES_PER_SEGMENT
+
+FIRST_CLASS = 0x100
+
+
+def limit_packets(delay: DelayClass) -> int:
+    """Packets in flight during the delay at full rate, plus the link's queue."""
+    in_flight_bytes = delay.rate_mbps * 1e6 / 8 * delay.delay_ms / 1e3
+    return 64 + round((in_flight_bytes + delay.queue_bytes) / WIRE_BYTES_PER_SEGMENT)
+
+
+def commands(plan: NetworkPlan) -> list[str]:
+    """tc commands for the core; to be run after the rate commands of its links."""
+    lines = []
+    sources: dict[str, int] = {}
+    for delay in plan.delays:
+        minor = FIRST_CLASS + sources.setdefault(delay.source, len(sources))
+        dev = delay.to_interface
+        ceil = round(delay.rate_mbps * 1e6)
+        share = max(1000, ceil // (len(plan.routers) - 1))
+        burst = burst_bytes(delay.rate_mbps)
+        lines += [
+            f"class add dev {dev} parent 1:1 classid 1:{minor:x} htb rate {share}bit ceil {ceil}bit"
+            f" burst {burst} cburst {burst} quantum {QUANTUM_BYTES}",
+            f"qdisc add dev {dev} parent 1:{minor:x} handle {minor:x}: netem"
+            f" delay {round(delay.delay_ms * 1000)}us limit {limit_packets(delay)}",
+            f"filter add dev {dev} parent 1: protocol ip prio 2 u32 match ip src {delay.source_subnet}"
+            f" flowid 1:{minor:x}",
+        ]
+    return lines

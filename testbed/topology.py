@@ -1,0 +1,221 @@
+"""What a WAN is, as plain data: sites, nodes, links. Never touches the kernel."""
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from testbed.errors import TopologyError
+from testbed.units import RateMbps
+from testbed.validation import Strict, load_yaml, sentence
+
+SHIPPED = Path(__file__).resolve().parent.parent / "topologies"
+MAX_SITES = 200
+MAX_NODES_PER_SITE = 200
+MAX_RTT_MS = 5000
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+
+
+class Lan(Strict):
+    """Inside a site: every node has its own link of this rate to the site's router.
+
+    ``rtt_ms`` is what the figure's source states; it is below what a delay line can keep, so nothing is
+    added and the path's own RTT (measured, in the record) stands for it.
+    """
+
+    rate_mbps: RateMbps = 10_000.0
+    rtt_ms: float = Field(default=0.2, ge=0, le=1)
+
+
+class Uplink(Strict):
+    """A site's connection to the WAN, shared by its nodes; ``rate_mbps`` or ``up_mbps`` and ``down_mbps``."""
+
+    rate_mbps: RateMbps | None = None
+    up_mbps: RateMbps | None = None
+    down_mbps: RateMbps | None = None
+
+    @model_validator(mode="after")
+    def _one_way_of_saying_it(self) -> Self:
+        both = self.up_mbps is not None and self.down_mbps is not None
+        neither = self.up_mbps is None and self.down_mbps is None
+        if not ((self.rate_mbps is not None and neither) or (self.rate_mbps is None and both)):
+            raise ValueError("allowed is either rate_mbps, or up_mbps and down_mbps together")
+        return self
+
+    @property
+    def up(self) -> float:
+        """Mbit/s from the site to the WAN."""
+        return self.rate_mbps if self.rate_mbps is not None else self.up_mbps or 0.0
+
+    @property
+    def down(self) -> float:
+        """Mbit/s from the WAN to the site."""
+        return self.rate_mbps if self.rate_mbps is not None else self.down_mbps or 0.0
+
+
+class Site(Strict):
+    """A cluster: ``nodes`` is a number (named ``site-0``, ``site-1``, ...) or a list of names."""
+
+    nodes: int | list[str] = Field(default=1)
+    lan: Lan = Lan()
+    uplink: Uplink | None = None
+
+    @field_validator("nodes")
+    @classmethod
+    def _some_nodes(cls, nodes: int | list[str]) -> int | list[str]:
+        count = nodes if isinstance(nodes, int) else len(nodes)
+        if not 1 <= count <= MAX_NODES_PER_SITE:
+            raise ValueError(f"allowed are 1 to {MAX_NODES_PER_SITE} nodes in a site")
+        for name in nodes if isinstance(nodes, list) else []:
+            if not _NAME.fullmatch(name):
+                raise ValueError("allowed in a node's name are a-z, 0-9 and '-', a letter first, 31 at most")
+        return nodes
+
+
+class Pair(Strict):
+    """The path between two sites; half of ``rtt_ms`` is applied each way."""
+
+    between: tuple[str, str]
+    rtt_ms: float = Field(ge=0, le=MAX_RTT_MS)
+    jitter_ms: float = Field(default=0, ge=0, le=0)  # widened when the delay lines can jitter
+    loss: float = Field(default=0, ge=0, le=0)  # widened when the links can lose
+
+
+class Wan(Strict):
+    """Site uplinks and the matrix of round-trip times between sites."""
+
+    uplink: Uplink
+    pairs: list[Pair] = Field(default_factory=list)
+    queue_bdp: float = Field(default=1.0, gt=0, le=100)
+
+
+class Tcp(Strict):
+    """TCP of every node: applied in its namespace, read back, recorded."""
+
+    congestion_control: Literal["cubic", "bbr", "reno"] = "cubic"
+    buffer_mb: float = Field(default=64, gt=0, le=1024)
+    slow_start_after_idle: bool = False
+
+
+class Topology(Strict):
+    """A whole emulated WAN. Nodes are ordered site by site; that order is the order of ranks."""
+
+    name: str
+    source: str = ""
+    description: str = ""
+    sites: dict[str, Site]
+    wan: Wan | None = None
+    delay: Literal["auto", "netem", "nfqueue"] = "auto"
+    mtu: int = Field(default=1500, ge=576, le=9000)
+    tcp: Tcp = Tcp()
+
+    @field_validator("sites")
+    @classmethod
+    def _site_names(cls, sites: dict[str, Site]) -> dict[str, Site]:
+        if not 1 <= len(sites) <= MAX_SITES:
+            raise ValueError(f"allowed are 1 to {MAX_SITES} sites")
+        for name in sites:
+            if not _NAME.fullmatch(name):
+                raise ValueError(
+                    f"site {name!r}: allowed in a name are a-z, 0-9 and '-', a letter first, 31 at most"
+                )
+        return sites
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        seen: dict[str, str] = {}
+        for site in self.sites:
+            for node in self.nodes_of(site):
+                if node in seen:
+                    raise ValueError(
+                        f"sites.{site}.nodes: found the node name {node!r} which site {seen[node]!r} has too;"
+                        " allowed is each name once in the whole topology"
+                    )
+                seen[node] = site
+        if len(self.sites) > 1:
+            self._check_pairs()
+        return self
+
+    def _check_pairs(self) -> None:
+        if self.wan is None:
+            raise ValueError(
+                f"wan: found nothing, allowed is a wan section: there are {len(self.sites)} sites"
+            )
+        given: set[frozenset[str]] = set()
+        for pair in self.wan.pairs:
+            for site in pair.between:
+                if site not in self.sites:
+                    raise ValueError(
+                        f"wan.pairs: found the unknown site {site!r}; allowed: {', '.join(self.sites)}"
+                    )
+            key = frozenset(pair.between)
+            if len(key) != 2:
+                raise ValueError(f"wan.pairs: found {list(pair.between)}; allowed are two different sites")
+            if key in given:
+                raise ValueError(f"wan.pairs: found the pair {sorted(key)} twice, allowed once")
+            given.add(key)
+        for one, other in itertools.combinations(self.sites, 2):
+            if frozenset((one, other)) not in given:
+                raise ValueError(
+                    f"wan.pairs: found no entry for {one} and {other}; allowed is one for every pair of sites"
+                )
+
+    def nodes_of(self, site: str) -> list[str]:
+        """Names of a site's nodes, in rank order."""
+        nodes = self.sites[site].nodes
+        return [f"{site}-{k}" for k in range(nodes)] if isinstance(nodes, int) else list(nodes)
+
+    @property
+    def nodes(self) -> dict[str, str]:
+        """Node name to site name, in rank order."""
+        return {node: site for site in self.sites for node in self.nodes_of(site)}
+
+    def uplink(self, site: str) -> Uplink:
+        """The uplink of a site, its own or the WAN's default."""
+        own = self.sites[site].uplink
+        if own is not None:
+            return own
+        if self.wan is None:
+            raise TopologyError(f"site {site} has no uplink: the topology has no wan section")
+        return self.wan.uplink
+
+    def rtt_ms(self, one: str, other: str) -> float:
+        """Round-trip time asked for between two sites, in ms."""
+        if one == other:
+            return self.sites[one].lan.rtt_ms
+        for pair in self.wan.pairs if self.wan else []:
+            if set(pair.between) == {one, other}:
+                return pair.rtt_ms
+        raise TopologyError(f"no pair of sites {one} and {other}")
+
+    def wan_rate_mbps(self, source: str, target: str) -> float:
+        """The most that one flow can get from one site to another, in Mbit/s at layer 2."""
+        return min(self.uplink(source).up, self.uplink(target).down)
+
+
+def topology_from(data: dict[str, Any], file: str) -> Topology:
+    """Checks a mapping; raises TopologyError with one sentence that names the file and the key."""
+    try:
+        return Topology.model_validate(data)
+    except ValidationError as error:
+        raise TopologyError(sentence(error, Topology, file)) from error
+
+
+def find_topology(name_or_path: str) -> Path:
+    """Path of a topology given as a path or as the name of a shipped one."""
+    path = Path(name_or_path)
+    for candidate in (path, SHIPPED / f"{name_or_path}.yaml", SHIPPED.parent / path):
+        if candidate.is_file():
+            return candidate
+    shipped = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.yaml")))
+    raise TopologyError(
+        f"{name_or_path}: found no such topology; allowed is a YAML file or one of: {shipped}"
+    )
+
+
+def load_topology(name_or_path: str | Path) -> Topology:
+    """Reads and checks a topology file (or a shipped one by its name)."""
+    path = find_topology(str(name_or_path))
+    return topology_from(load_yaml(path), str(path))
