@@ -1,0 +1,199 @@
+"""One line per configuration: its seeds averaged, its range shown, what does not count listed apart."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from experiments.overrides import flatten
+from experiments.styles import style_of
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one configuration that differ in their seed only.
+
+    `detail` names what tells it from other configurations of the same method; `runs` are rows of the
+    summary, invalid ones included.
+    """
+
+    method: str
+    detail: str
+    runs: pd.DataFrame
+
+    @property
+    def valid(self) -> pd.DataFrame:
+        """The rows that count."""
+        return self.runs[self.runs["valid"]]
+
+    @property
+    def label(self) -> str:
+        """Method and detail, for legends."""
+        label = style_of(self.method).label
+        return f"{label}, {self.detail}" if self.detail else label
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: its head, and how its value comes from a row of the summary."""
+
+    head: str
+    value: Callable[[Any], float]
+    show: Callable[[float], str]
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A number with so many significant digits, thousands separated, never in powers of ten."""
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}"
+
+
+COLUMNS = (
+    Column("val loss (nats)", lambda row: row["val_loss"], lambda x: f"{x:.3f}"),
+    Column("bits/byte", lambda row: row["val_bpb"], lambda x: f"{x:.3f}"),
+    Column(
+        "tokens/s", lambda row: row["tokens_per_s"], lambda x: f"{x:,.0f}" if x >= 100 else significant(x)
+    ),
+    Column("WAN wire MB", lambda row: row["wan_wire_bytes"] / 1e6, significant),
+    Column("WAN bytes/token", lambda row: row["wan_bytes_per_token"], significant),
+    Column("volume reduction (×)", lambda row: row["volume_reduction"], significant),
+    Column("speedup (×)", lambda row: row["speedup"], significant),
+    Column("speedup to loss (×)", lambda row: row["speedup_to_loss"], significant),
+    Column(
+        "exposed comm (% of wall)", lambda r: 100 * r["exposed_comm_s"] / r["wall_s"], lambda x: f"{x:.1f}"
+    ),
+)
+HEADS = ("method", "H", "compressor", *(column.head for column in COLUMNS), "valid")
+
+
+def group_runs(runs: pd.DataFrame, configs: Mapping[str, Config]) -> list[Group]:
+    """Summary rows by configuration, in the order of styles.yaml, then of H, then of the run id."""
+    keys = pd.Series([_identity(run, configs.get(run, {})) for run in runs["run_id"]], index=runs.index)
+    parts = [runs[keys == key] for key in dict.fromkeys(keys)]
+    flat = [flatten(_without_label(configs.get(part["run_id"].iloc[0], {}))) for part in parts]
+    methods = [str(part["method"].iloc[0]) for part in parts]
+    groups = []
+    for method, own, part in zip(methods, flat, parts, strict=True):
+        siblings = [other for name, other in zip(methods, flat, strict=True) if name == method]
+        groups.append(Group(method, _detail(own, siblings), part))
+    return sorted(groups, key=lambda g: (style_of(g.method).order, g.method, _steps(g)))
+
+
+def table_rows(runs: pd.DataFrame, configs: Mapping[str, Config]) -> list[list[str]]:
+    """The cells under `HEADS`: the mean over valid seeds, and with several seeds their range."""
+    rows = []
+    for group in group_runs(runs, configs):
+        steps, first = _steps(group), group.runs.iloc[0]
+        extra = _beyond_columns(group)
+        rows.append(
+            [
+                style_of(group.method).label + (f" ({extra})" if extra else ""),
+                str(steps) if steps else "–",
+                str(first["compressor"]),
+                *(_cell(column, group.valid) for column in COLUMNS),
+                _count(group),
+            ]
+        )
+    return rows
+
+
+def problem_lines(runs: pd.DataFrame) -> list[str]:
+    """One sentence per run that does not count."""
+    bad = runs[~runs["valid"]]
+    return [f"{row['run_id']}: {row['status']}: {row['reason']}" for _, row in bad.iterrows()]
+
+
+def note(runs: pd.DataFrame, configs: Mapping[str, Config]) -> str:
+    """What the numbers of the table are: evidence, baseline, seeds."""
+    valid = runs[runs["valid"]]
+    if valid.empty:
+        return "No run of this sweep is valid: there is nothing to compare."
+    kinds = ", ".join(sorted(set(valid["evidence"])))
+    parts = [f"Evidence: {kinds}."]
+    baselines = sorted(set(valid["baseline"].dropna()))
+    if baselines:
+        parts.append(f"Ratios are against {', '.join(baselines)} (same seed).")
+    else:
+        parts.append("No valid baseline run: no ratios.")
+    most = max(len(group.valid) for group in group_runs(runs, configs))
+    parts.append(
+        "One seed each." if most == 1 else "Mean over seeds (lowest–highest); valid: seeds that count."
+    )
+    return " ".join(parts)
+
+
+def rich_table(runs: pd.DataFrame, configs: Mapping[str, Config]) -> Table:
+    """The table for a terminal; its caption holds the note and the runs that do not count."""
+    caption = "\n".join([note(runs, configs), *problem_lines(runs)])
+    found = Table(box=None, pad_edge=False, caption=escape(caption), caption_justify="left")
+    for number, head in enumerate(HEADS):
+        found.add_column(head, justify="left" if number in (0, 2) else "right", overflow="fold")
+    for row in table_rows(runs, configs):
+        found.add_row(*(escape(cell) for cell in row))
+    return found
+
+
+def plain_text(runs: pd.DataFrame, configs: Mapping[str, Config], width: int = 160) -> str:
+    """The same table without colours, `width` characters wide."""
+    console = Console(width=width, no_color=True, force_terminal=False, highlight=False)
+    with console.capture() as captured:
+        console.print(rich_table(runs, configs))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+def _cell(column: Column, valid: pd.DataFrame) -> str:
+    values = [float(column.value(row)) for _, row in valid.iterrows()]
+    values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return "–"
+    mean, low, high = (column.show(x) for x in (sum(values) / len(values), min(values), max(values)))
+    return mean if low == high else f"{mean}\n({low}–{high})"
+
+
+def _count(group: Group) -> str:
+    if len(group.runs) == 1:
+        return "yes" if len(group.valid) else "no"
+    return f"{len(group.valid)} of {len(group.runs)}"
+
+
+def _steps(group: Group) -> int:
+    steps = group.runs["local_steps"].iloc[0]
+    return 0 if pd.isna(steps) else int(steps)
+
+
+def _beyond_columns(group: Group) -> str:
+    """The detail without what H and compressor say already."""
+    shown = ("H=", "compressor=")
+    return ", ".join(part for part in group.detail.split(", ") if part and not part.startswith(shown))
+
+
+def _detail(own: Config, siblings: list[dict[str, Any]]) -> str:
+    parts = []
+    for key, value in own.items():
+        values = [json.dumps(other.get(key), sort_keys=True, default=str) for other in siblings]
+        if len(set(values)) > 1 and value is not None:
+            parts.append(f"{_short(key)}={value}")
+    return ", ".join(parts)
+
+
+def _short(key: str) -> str:
+    known = {"method.local_steps": "H", "method.compressor.name": "compressor", "parallel.replicas": "D"}
+    return known.get(key) or key.removeprefix("method.").removeprefix("train.")
+
+
+def _identity(run: str, config: Config) -> str:
+    return json.dumps(_without_label(config), sort_keys=True, default=str) if config else run
+
+
+def _without_label(config: Config) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in ("name", "seed")}
