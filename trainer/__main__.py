@@ -1,0 +1,102 @@
+"""`python -m trainer CONFIG.yaml`: one rank of a run, under torchrun or any env:// launcher.
+
+Exit status: 0 done, 1 the run failed, 2 the request was wrong; the last line on stderr says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from trainer.config import TrainerConfig, load_config
+from trainer.config_errors import ConfigError
+from trainer.data import Corpus, DataError, load_corpus
+from trainer.environment import Environment, WorldError, read_environment
+
+DONE, FAILED, WRONG_REQUEST = 0, 1, 2
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line; argparse exits with 2 on a wrong one."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer",
+        description="Train one rank of a configuration.",
+        epilog="Example: torchrun --nproc-per-node 4 -m trainer run.yaml --set train.steps=40",
+    )
+    parser.add_argument("config", metavar="CONFIG.yaml", type=Path)
+    parser.add_argument("--out", metavar="DIR", type=Path, help="default $TESTBED_RUN_DIR, else ./out/<name>")
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides")
+    return parser.parse_args(argv)
+
+
+def output_folder(arguments: argparse.Namespace) -> Path:
+    """--out, else $TESTBED_RUN_DIR, else ./out/<name of the configuration file>."""
+    if arguments.out is not None:
+        return Path(arguments.out)
+    if run_dir := os.environ.get("TESTBED_RUN_DIR"):
+        return Path(run_dir)
+    return Path("out") / Path(arguments.config).stem
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one rank; returns the exit status."""
+    # Python would notice Ctrl-C only after gloo's wait; records are flushed, so dying at once loses nothing
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    arguments = parse_arguments(argv)
+    try:
+        config = load_config(arguments.config, arguments.overrides)
+        environment = read_environment(config.parallel.replicas, config.parallel.stages)
+        corpus = load_corpus(config.data, config.seed)
+        out = output_folder(arguments)
+        (out / "ranks").mkdir(parents=True, exist_ok=True)
+    except (ConfigError, WorldError, DataError) as error:
+        print(error, file=sys.stderr)
+        return WRONG_REQUEST
+    except OSError as error:
+        print(f"--out: {error.filename} cannot be made: {error.strerror}", file=sys.stderr)
+        return WRONG_REQUEST
+    try:
+        run(config, environment, corpus, out)
+    except Exception as error:  # the boundary: whatever happened is reported and ends this rank
+        traceback.print_exc()
+        _fail(environment.rank, error)
+    return DONE
+
+
+def run(config: TrainerConfig, environment: Environment, corpus: Corpus, out: Path) -> None:
+    """Connect, train, disconnect."""
+    import torch  # noqa: PLC0415 - 2.6 CPU-seconds that a wrong request should not cost
+    import torch.distributed as dist  # noqa: PLC0415
+
+    from trainer.ranks import connect  # noqa: PLC0415
+    from trainer.train import Trainer  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    world = connect(config.parallel, environment, config.train.timeout_s)
+    Trainer(config, world, corpus, out).run()
+    world.control.barrier()  # nobody leaves while another still reads its sockets
+    dist.destroy_process_group()
+
+
+def _fail(rank: int, error: Exception) -> NoReturn:
+    """Say what happened in one line and leave at once.
+
+    Not through the interpreter's shutdown: it joins threads, and an exchange in flight would hold it
+    until the group's timeout.
+    """
+    said = " ".join(str(error).split())
+    prefix = "" if said.startswith("rank ") else f"rank {rank}: "
+    print(f"{prefix}{said or type(error).__name__}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(FAILED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

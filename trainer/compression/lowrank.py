@@ -1,0 +1,158 @@
+"""Low-rank factors by one power iteration a round, exchanged in two dependent gathers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from trainer.collectives import Exchange
+from trainer.compression.averagers import (
+    Averaged,
+    Averager,
+    ColumnEnergy,
+    Tensors,
+    mean_in_rank_order,
+    relative_error,
+)
+from trainer.compression.quantisers import Quantiser
+from trainer.metrics import Ledger
+from trainer.model import named_generator
+
+
+def is_low_rank(shape: torch.Size, rank: int) -> bool:
+    """Whether rank-`rank` factors of a matrix hold fewer values than the matrix: r (m + n) < m n."""
+    return len(shape) == 2 and rank * (shape[0] + shape[1]) < shape[0] * shape[1]
+
+
+class LowRankAverager(Averager):
+    """Reconstruction of DiLoCoX's compression (arXiv:2506.21263, of which only the abstract was at hand).
+
+    PowerSGD (arXiv:1905.13727) with quantised factors. For each matrix M_i [m, n] of replica i and a
+    warm-started Q [n, r] that all replicas share:
+
+    1. P_i = M_i Q, gathered quantised; P^ = an orthonormal basis of the mean of the dequantised P_i.
+    2. Q_i = M_i^T P^, gathered quantised. Replica i sent P^ dq(Q_i)^T; the mean is P^ (mean dq(Q_i))^T,
+       and mean dq(Q_i) is the next round's Q.
+
+    Tensors that are not matrices, or whose factors would be no smaller, travel quantised in the first
+    payload. Choices where the sources are silent: Q's columns are normalised before use, and the factors
+    are quantised column by column, so that weak columns keep their own block scales; a column of Q that
+    died is replaced by a seeded one; resizing keeps the strongest columns and adds seeded ones.
+
+    `average` also reports the energy the factors captured, from everybody's dequantised Q_i and the
+    squared norms of everybody's M_i, one fp64 that travels in the second payload and is counted.
+    """
+
+    rank: int
+
+    def __init__(self, shapes: Mapping[str, torch.Size], quantiser: Quantiser, rank: int, seed: int) -> None:
+        super().__init__(shapes)
+        self.quantiser = quantiser
+        self.rank = rank
+        self._seed = seed
+        self._draws = 0
+        self._q: Tensors = {}
+        self.set_rank(rank)
+
+    def set_rank(self, rank: int) -> None:
+        """Resize every Q; the same call on every replica leaves the same bits."""
+        self.rank = rank
+        self._draws += 1
+        kept: Tensors = {}
+        for name in self._matrices():
+            rows = self.shapes[name][1]
+            old = self._q.get(name, torch.empty(rows, 0))
+            strongest = old.norm(dim=0).argsort(descending=True, stable=True)[:rank]
+            fresh = self._seeded_columns(name, rows, rank - len(strongest))
+            kept[name] = torch.cat((old[:, strongest], fresh), dim=1)
+        self._q = kept
+
+    def _seeded_columns(self, name: str, rows: int, columns: int) -> Tensor:
+        generator = named_generator(self._seed, "low-rank Q", name, self._draws)
+        return torch.randn(rows, columns, generator=generator)
+
+    def _matrices(self) -> list[str]:
+        return [name for name, shape in self.shapes.items() if is_low_rank(shape, self.rank)]
+
+    def _plain(self) -> list[str]:
+        return [name for name, shape in self.shapes.items() if not is_low_rank(shape, self.rank)]
+
+    def _first_payload(self) -> dict[str, torch.Size]:
+        """Shapes in the first payload: P^T [r, m] of the matrices, then the other tensors."""
+        factors = {name: torch.Size((self.rank, self.shapes[name][0])) for name in self._matrices()}
+        return factors | {name: self.shapes[name] for name in self._plain()}
+
+    def _second_payload(self) -> dict[str, torch.Size]:
+        """Shapes in the second payload: Q^T [r, n] of the matrices; eight bytes of energy follow."""
+        return {name: torch.Size((self.rank, self.shapes[name][1])) for name in self._matrices()}
+
+    def planned_bytes(self, exchange: Exchange) -> int:
+        """Both payloads, to each of the others."""
+        first = sum(map(self.quantiser.nbytes, self._first_payload().values()))
+        planned = exchange.planned_gather_bytes(first)
+        if second := self._second_payload():
+            planned += exchange.planned_gather_bytes(sum(map(self.quantiser.nbytes, second.values())) + 8)
+        return planned
+
+    def average(self, tensors: Tensors, exchange: Exchange, ledger: Ledger) -> Averaged:
+        """See the class and the base class."""
+        matrices = self._matrices()
+        first = {name: (tensors[name] @ self._direction(name)).T for name in matrices}
+        first |= {name: tensors[name] for name in self._plain()}
+        gathered = self._gather(first, self._first_payload(), b"", exchange, ledger)[0]
+        sent = {name: gathered[exchange.index][name] for name in self._plain()}
+        mean = {name: mean_in_rank_order([g[name] for g in gathered]) for name in self._plain()}
+        if not matrices:
+            return Averaged(mean, sent, relative_error(tensors, sent))
+
+        basis = {
+            name: torch.linalg.qr(mean_in_rank_order([g[name] for g in gathered]).T).Q for name in matrices
+        }
+        second = {name: (tensors[name].T @ basis[name]).T for name in matrices}
+        total = sum(float(tensors[name].double().square().sum()) for name in matrices)
+        extra = torch.tensor([total], dtype=torch.float64).numpy().tobytes()
+        factors, totals = self._gather(second, self._second_payload(), extra, exchange, ledger)
+        columns = torch.zeros(self.rank, dtype=torch.float64)
+        for name in matrices:
+            self._q[name] = mean_in_rank_order([f[name] for f in factors]).T.contiguous()
+            mean[name] = basis[name] @ self._q[name].T
+            sent[name] = basis[name] @ factors[exchange.index][name]
+            energy = torch.stack([f[name].double().square().sum(dim=1) for f in factors]).mean(dim=0)
+            columns += energy.sort(descending=True).values
+        mean_total = sum(totals) / len(totals)
+        return Averaged(mean, sent, relative_error(tensors, sent), ColumnEnergy(columns, mean_total))
+
+    def _direction(self, name: str) -> Tensor:
+        """Q with unit columns; dead ones are replaced."""
+        q = self._q[name]
+        norms = q.norm(dim=0)
+        dead = norms == 0
+        if dead.any():
+            self._draws += 1
+            q = torch.where(dead, self._seeded_columns(name, *q.shape), q)
+            norms = q.norm(dim=0)
+        unit: Tensor = q / norms
+        return unit
+
+    def _gather(
+        self,
+        tensors: Tensors,
+        shapes: dict[str, torch.Size],
+        extra: bytes,
+        exchange: Exchange,
+        ledger: Ledger,
+    ) -> tuple[list[Tensors], list[float]]:
+        """Everybody's dequantised tensors, and everybody's fp64 in `extra` if there is one."""
+        parts = [self.quantiser.compress(tensors[name], name) for name in shapes]
+        parts += [torch.frombuffer(bytearray(extra), dtype=torch.uint8)] if extra else []
+        lengths = [part.numel() for part in parts]
+        decoded: list[Tensors] = []
+        extras: list[float] = []
+        for payload in exchange.gather(torch.cat(parts), ledger):
+            pieces = torch.split(payload, lengths)
+            named = zip(shapes.items(), pieces, strict=False)
+            decoded.append({n: self.quantiser.decompress(piece, shape) for (n, shape), piece in named})
+            extras += [float(pieces[-1].clone().view(torch.float64)[0])] if extra else []
+        return decoded, extras

@@ -1,0 +1,355 @@
+"""What a training run is: one frozen, typed value, checked when it is made.
+
+Every default of the trainer lives here and nowhere else. `TrainerConfig` may be subclassed by a
+package that adds its own top-level keys; `load_config` ignores such keys (`FOREIGN_KEYS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from trainer.config_errors import ConfigError, config_error_sentence, did_you_mean
+from trainer.model_presets import PRESETS
+
+FOREIGN_KEYS = frozenset({"name", "topology"})
+"""Top-level keys of a run that belong to whoever launches the trainer."""
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+CountOrZero = Annotated[int, Field(ge=0, strict=True)]
+PositiveSeconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Section(BaseModel):
+    """Base of every part of the configuration: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ModelConfig(Section):
+    """A named size, with single fields overridden where they are given."""
+
+    preset: str = "decoder-1m"
+    dim: Count | None = None
+    layers: Count | None = None
+    heads: Count | None = None
+    kv_heads: Count | None = None
+    ffn: Count | None = None
+    tied: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> ModelConfig:
+        if self.preset not in PRESETS:
+            raise ValueError(
+                f"preset: found {self.preset!r}, allowed {', '.join(PRESETS)}{did_you_mean(self.preset, PRESETS)}"
+            )
+        shape = self.shape
+        if shape["dim"] % shape["heads"]:
+            raise ValueError(
+                f"dim: found {shape['dim']}, allowed a multiple of heads (heads is {shape['heads']})"
+            )
+        if (shape["dim"] // shape["heads"]) % 2:
+            raise ValueError(
+                f"heads: found {shape['heads']}, allowed a count that leaves each head an even width for its "
+                f"rotary pairs (dim is {shape['dim']})"
+            )
+        if shape["heads"] % shape["kv_heads"]:
+            raise ValueError(
+                f"kv_heads: found {shape['kv_heads']}, allowed a divisor of heads (heads is {shape['heads']})"
+            )
+        return self
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """`dim`, `layers`, `heads`, `kv_heads`, `ffn` after preset and overrides."""
+        base = PRESETS[self.preset]
+        heads = self.heads or base["heads"]
+        default_kv_heads = heads if self.heads else base["kv_heads"]
+        return {
+            "dim": self.dim or base["dim"],
+            "layers": self.layers or base["layers"],
+            "heads": heads,
+            "kv_heads": self.kv_heads or default_kv_heads,
+            "ffn": self.ffn or base["ffn"],
+        }
+
+
+class DataConfig(Section):
+    """Where the text comes from; `holdout` is the share of documents kept for validation."""
+
+    source: str = "pydoc-topics"
+    tokenizer: Literal["bytes"] = "bytes"
+    seq_len: Annotated[int, Field(ge=2, strict=True)] = 128
+    holdout: Share = 0.1
+
+
+class ParallelConfig(Section):
+    """D replicas of M pipeline stages; a replica's batch is cut into `microbatches`."""
+
+    replicas: Count = 1
+    stages: Count = 1
+    microbatches: Count = 4
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+
+
+class TrainConfig(Section):
+    """The inner optimisation; `batch_size` is sequences per replica and step."""
+
+    steps: Count = 160
+    batch_size: Count = 8
+    lr: Annotated[float, Field(gt=0)] = 1.0e-3
+    warmup_steps: CountOrZero = 40
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    inner: Literal["adamw", "sgd"] = "adamw"
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    grad_clip: Annotated[float, Field(ge=0)] = 0.0
+    timeout_s: PositiveSeconds = 120.0
+
+
+class CastCompressor(Section):
+    """Every value rounded to a floating-point type on the wire; `none` sends fp32."""
+
+    name: Literal["none", "fp16", "bf16"] = "none"
+    error_feedback: bool = False
+
+
+class BlockCompressor(Section):
+    """Block-scaled integers: one fp16 scale for each `block` values."""
+
+    name: Literal["int8", "int4"]
+    block: Annotated[int, Field(ge=2, strict=True)] = 128
+    error_feedback: bool = True
+
+
+class LowRankCompressor(Section):
+    """Low-rank factors in fp32 (`lowrank`) or int4, with an optionally adaptive rank.
+
+    `energy` is the share of the pseudo-gradient's energy that the chosen rank should capture; `window`
+    is the number of rounds averaged before the rank moves; the rank stays in [`min_rank`, `max_rank`]
+    (default: from a quarter of `rank` up to `rank`) and H never falls below `min_local_steps`.
+    """
+
+    name: Literal["lowrank", "lowrank-int4"]
+    rank: Count = 32
+    adaptive: bool = False
+    block: Annotated[int, Field(ge=2, strict=True)] = 128
+    error_feedback: bool = True
+    min_rank: Count | None = None
+    max_rank: Count | None = None
+    energy: Annotated[float, Field(gt=0, le=1)] = 0.5
+    window: Count = 3
+    min_local_steps: Count = 1
+
+    @model_validator(mode="after")
+    def _check(self) -> LowRankCompressor:
+        low, high = self.rank_bounds
+        if not low <= self.rank <= high:
+            raise ValueError(f"rank: found {self.rank}, allowed from min_rank {low} to max_rank {high}")
+        return self
+
+    @property
+    def rank_bounds(self) -> tuple[int, int]:
+        """(lowest, highest) rank that adaptation may choose."""
+        low = self.min_rank or max(1, self.rank // 4)
+        return low, self.max_rank or max(self.rank, low)
+
+
+CompressorConfig = Annotated[
+    CastCompressor | BlockCompressor | LowRankCompressor, Field(discriminator="name")
+]
+
+
+class NesterovOuter(Section):
+    """SGD with Nesterov momentum on the pseudo-gradient (DiLoCo, arXiv:2311.08105)."""
+
+    name: Literal["nesterov"] = "nesterov"
+    lr: Annotated[float, Field(gt=0)] = 0.7
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+
+
+class SgdOuter(Section):
+    """Plain SGD on the pseudo-gradient; lr 1 is parameter averaging."""
+
+    name: Literal["sgd"] = "sgd"
+    lr: Annotated[float, Field(gt=0)] = 1.0
+
+
+OuterConfig = Annotated[NesterovOuter | SgdOuter, Field(discriminator="name")]
+
+
+class AllReduceConfig(Section):
+    """Data-parallel baseline; `tuned` is all-to-all + all-gather, `naive` is gloo's own all-reduce."""
+
+    name: Literal["allreduce"] = "allreduce"
+    wire: Literal["fp32", "bf16", "fp16"] = "fp32"
+    collective: Literal["tuned", "naive"] = "tuned"
+
+
+class DiLoCoConfig(Section):
+    """`local_steps` inner steps (H), then one outer step; defaults of arXiv:2311.08105 but H."""
+
+    name: Literal["diloco"]
+    local_steps: Count = 20
+    compressor: CompressorConfig = CastCompressor()
+    outer: OuterConfig = NesterovOuter()
+
+
+class OverlapConfig(Section):
+    """How many rounds late an exchange is applied, and what own progress in flight becomes."""
+
+    delay_rounds: Annotated[int, Field(ge=0, le=1, strict=True)] = 1
+    progress: Literal["keep", "discard"] = "keep"
+
+
+class DiLoCoXConfig(Section):
+    """One-step-delayed exchange of compressed pseudo-gradients (arXiv:2506.21263, a reconstruction)."""
+
+    name: Literal["dilocox"]
+    local_steps: Count = 20
+    overlap: OverlapConfig = OverlapConfig()
+    compressor: CompressorConfig = LowRankCompressor(name="lowrank-int4", adaptive=True)
+    outer: OuterConfig = NesterovOuter()
+
+    @model_validator(mode="after")
+    def _check(self) -> DiLoCoXConfig:
+        c = self.compressor
+        if isinstance(c, LowRankCompressor) and c.adaptive and c.min_local_steps > self.local_steps:
+            raise ValueError(
+                f"compressor.min_local_steps: found {c.min_local_steps}, allowed at most local_steps "
+                f"({self.local_steps})"
+            )
+        return self
+
+
+MethodConfig = Annotated[AllReduceConfig | DiLoCoConfig | DiLoCoXConfig, Field(discriminator="name")]
+
+
+class PacedCompute(Section):
+    """Train for real, and stretch each microbatch so that a whole step takes `step_s` seconds."""
+
+    mode: Literal["paced"]
+    step_s: PositiveSeconds
+
+
+class RealCompute(Section):
+    """Whatever time this machine takes."""
+
+    mode: Literal["real"] = "real"
+
+
+ComputeConfig = Annotated[PacedCompute | RealCompute, Field(discriminator="mode")]
+
+
+class EvalConfig(Section):
+    """Validate at the first synchronisation at or after every `every` steps, on `tokens` tokens."""
+
+    every: Count = 50
+    tokens: Count = 16384
+
+
+class TrainerConfig(Section):
+    """Everything that decides a training run.
+
+    Raises:
+        pydantic.ValidationError: `config_error_sentence` turns it into one sentence.
+    """
+
+    seed: CountOrZero = 0
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    train: TrainConfig = TrainConfig()
+    method: MethodConfig = AllReduceConfig()
+    compute: ComputeConfig = RealCompute()
+    eval: EvalConfig = EvalConfig()
+
+    @model_validator(mode="after")
+    def _cross_check(self) -> TrainerConfig:
+        p, t = self.parallel, self.train
+        if t.batch_size % p.microbatches:
+            raise ValueError(
+                f"train.batch_size: found {t.batch_size}, allowed a multiple of parallel.microbatches "
+                f"({p.microbatches})"
+            )
+        layers = self.model.shape["layers"]
+        if p.stages > layers:
+            raise ValueError(
+                f"parallel.stages: found {p.stages}, allowed at most the model's layers ({layers})"
+            )
+        if p.schedule == "1f1b" and p.microbatches < p.stages:
+            raise ValueError(
+                f"parallel.microbatches: found {p.microbatches}, allowed at least parallel.stages ({p.stages}) "
+                f"with schedule 1f1b"
+            )
+        if self.model.tied and p.stages > 1:
+            raise ValueError(
+                f"model.tied: found true, allowed only with parallel.stages 1 (stages is {p.stages}: embedding "
+                f"and head would lie on different ranks)"
+            )
+        return self
+
+    @property
+    def microbatch_size(self) -> int:
+        """Sequences per microbatch."""
+        return self.train.batch_size // self.parallel.microbatches
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that all replicas together train on in one step."""
+        return self.parallel.replicas * self.train.batch_size * self.data.seq_len
+
+
+def apply_override(data: dict[str, Any], assignment: str) -> None:
+    """Set one dotted key in place: `method.local_steps=10`; the value is read as YAML.
+
+    Raises:
+        ConfigError: not of the form KEY=VALUE, or a key on the way is not a mapping.
+    """
+    dotted, equals, text = assignment.partition("=")
+    if not equals or not all(dotted.split(".")):
+        raise ConfigError(f"--set: found {assignment!r}, allowed KEY=VALUE such as method.local_steps=10")
+    *parents, last = dotted.split(".")
+    node = data
+    for parent in parents:
+        child = node.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {dotted}: {parent!r} holds {child!r}, allowed only keys of a mapping")
+        node = child
+    try:
+        node[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {dotted}: found {text!r}, allowed one YAML value") from error
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainerConfig:
+    """Read, override and check a YAML configuration; `FOREIGN_KEYS` are ignored.
+
+    Raises:
+        ConfigError: unreadable, not YAML, or not allowed; its text is one sentence.
+    """
+    path = Path(path)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
+    data = {} if data is None else data
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: found {type(data).__name__} at the top, allowed a mapping of keys")
+    for assignment in overrides:
+        apply_override(data, assignment)
+    own = {key: value for key, value in data.items() if key not in FOREIGN_KEYS}
+    try:
+        return TrainerConfig.model_validate(own)
+    except ValidationError as error:
+        raise ConfigError(config_error_sentence(error, path, TrainerConfig)) from error

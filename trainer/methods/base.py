@@ -1,0 +1,115 @@
+"""What a method must do, and what it is given to do it with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trainer.collectives import Exchange
+from trainer.metrics import Ledger
+from trainer.model import parameter_hash
+
+
+class ExchangeError(RuntimeError):
+    """An exchange between replicas failed; the message names rank and round."""
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One finished outer step, as written to the rounds file; seconds, bytes, norms as named.
+
+    `step` is the training step at whose end the round's average was applied; `comm_s` the time its
+    exchange spent in the transport, of which training waited for `exposed_comm_s`.
+    """
+
+    round: int
+    local_steps: int
+    next_local_steps: int
+    rank_r: int | None
+    effective_rank: int | None
+    compress_s: float
+    comm_s: float
+    exposed_comm_s: float
+    payload_bytes: int
+    planned_bytes: int
+    relative_error: float
+    delta_norm: float
+    outer_lr: float
+    step: int
+    outer_hash: str
+
+
+@dataclass(frozen=True)
+class Context:
+    """One rank's surroundings: `wan` joins stage peers, `lan` the stages of this replica."""
+
+    rank: int
+    parameters: dict[str, nn.Parameter]
+    wan: Exchange
+    lan: Exchange
+    ledger: Ledger
+    report_round: Callable[[RoundRecord], None]
+
+
+class Method(ABC):
+    """Called by the training loop in this order:
+
+    each step: `average_gradients`, the inner step, and where `synchronises_after(step)` says so
+    `close_round`, an evaluation if one is due, `open_round`. After the last step `drain` takes the place
+    of `open_round`, and the evaluation follows it. Between `close_round` and `open_round` no exchange
+    is in flight and the outer parameters are up to date.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def average_gradients(self) -> None:  # noqa: B027 - methods with local steps leave gradients alone
+        """Replace each gradient by what the inner optimiser should see."""
+
+    @abstractmethod
+    def planned_step_bytes(self) -> int:
+        """WAN payload bytes that each `average_gradients` will send from this rank."""
+
+    @abstractmethod
+    def synchronises_after(self, step: int, *, last: bool) -> bool:
+        """Whether a round ends with this step (counted from 1)."""
+
+    def close_round(self, step: int) -> None:  # noqa: B027 - nothing to do without rounds
+        """Finish what is due at the end of a round, up to the outer step."""
+
+    def open_round(self) -> None:  # noqa: B027
+        """Begin the next round: launch what overlaps with it, set the local parameters."""
+
+    def drain(self, step: int) -> None:  # noqa: B027
+        """After the last round: finish and apply everything that is still to be exchanged."""
+
+    @property
+    def outer_parameters(self) -> dict[str, Tensor]:
+        """The parameters that validation and checkpoints see."""
+        return {name: parameter.detach() for name, parameter in self.context.parameters.items()}
+
+    def outer_hash(self) -> str:
+        """sha256 (hex) of this stage's outer parameters."""
+        return parameter_hash(self.outer_parameters)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Put the outer parameters into the model, and the local ones back afterwards."""
+        local = {name: p.detach().clone() for name, p in self.context.parameters.items()}
+        copy_into(self.context.parameters, self.outer_parameters)
+        try:
+            yield
+        finally:
+            copy_into(self.context.parameters, local)
+
+
+def copy_into(parameters: dict[str, nn.Parameter], values: dict[str, Tensor]) -> None:
+    """parameters <- values, in place, without autograd noticing."""
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(values[name])
