@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from experiments.columns import RATIOS
 from experiments.sweep import matches
-
-RATIOS = ("volume_reduction", "speedup", "speedup_to_loss", "loss_gap")
-"""Columns relative to the run named in `baseline`; ratios are x times, `loss_gap` is nats per token."""
 
 
 def compare(

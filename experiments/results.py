@@ -13,24 +13,12 @@ from rich.table import Table
 
 from experiments import overrides, tables
 from experiments.bytecurve import with_wan_bytes
+from experiments.columns import SERIES, SUMMARY, TOTALS
 from experiments.comparison import compare
-from experiments.runfolder import COLUMNS, RunFolder, read_runs
+from experiments.runfolder import RunFolder, read_runs
 
 DEFAULT_BASELINE = {"method.name": "allreduce"}
 """Where a folder has no sweep.yaml that names one."""
-
-_FROM_TOTALS = (
-    *("params", "tokens", "steps", "final_loss", "val_loss", "val_bpb", "wall_s", "tokens_per_s"),
-    *("compute_s", "bubble_s", "compress_s", "exposed_comm_s", "other_s", "utilisation", "payload_bytes"),
-    *("wan_payload_bytes", "lan_payload_bytes", "wan_wire_bytes", "lan_wire_bytes", "control_bytes"),
-    "wan_bytes_per_token",
-)
-SUMMARY_COLUMNS = (
-    *("run_id", "method", "status", "valid", "reason", "seed", "replicas", "stages", "params", "local_steps"),
-    *("compressor", *_FROM_TOTALS[1:], "volume_reduction", "speedup", "speedup_to_loss", "loss_gap"),
-    *("baseline", "evidence"),
-)
-"""Columns of summary.parquet, which after them has every configuration key that varied."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +49,11 @@ def load(directory: str | Path) -> Results:
     """
     directory = Path(directory)
     folders = read_runs(directory)
-    frames = {kind: _together(folders, kind) for kind in COLUMNS}
+    frames = {kind: _together(folders, kind) for kind in SERIES}
     configs = {folder.run_id: folder.config for folder in folders}
     baseline = _baseline(directory)
     rows = _typed(pd.DataFrame([_row(folder) for folder in folders]))
-    rows = compare(rows, configs, frames["evals"], baseline)[list(SUMMARY_COLUMNS)]
+    rows = compare(rows, configs, frames["evals"], baseline)[list(SUMMARY)]
     return Results(
         directory=directory,
         runs=rows.assign(**_varied_columns(configs)),
@@ -91,12 +79,12 @@ def summarise(directory: str | Path) -> pd.DataFrame:
 
 def table(results: Results) -> Table:
     """For a terminal: one line per configuration, its seeds averaged, then runs that do not count."""
-    return tables.rich_table(results.runs, results.configs)
+    return tables.rich_table(results.runs)
 
 
 def table_text(results: Results) -> str:
     """The same as plain text, for a log or a file."""
-    return tables.plain_text(results.runs, results.configs)
+    return tables.plain_text(results.runs)
 
 
 def _row(folder: RunFolder) -> dict[str, Any]:
@@ -115,16 +103,21 @@ def _row(folder: RunFolder) -> dict[str, Any]:
         "stages": totals.get("stages", parallel.get("stages")),
         "local_steps": totals.get("local_steps", method.get("local_steps")),
         "compressor": str(totals.get("compressor") or "none"),
-        "evidence": str(record.get("evidence") or "unknown"),
-        **{key: totals.get(key) for key in _FROM_TOTALS},
+        "evidence": str(record.get("evidence") or _evidence(config)),
+        **{key: totals.get(key) for key in TOTALS},
     }
+
+
+def _evidence(config: Mapping[str, Any]) -> str:
+    """What a run that left no record would have been."""
+    return "trained" if isinstance(config.get("topology"), Mapping) else "counted"
 
 
 def _typed(rows: pd.DataFrame) -> pd.DataFrame:
     counts = ["seed", "replicas", "stages", "local_steps", "steps"]
     for column in counts:
         rows[column] = pd.to_numeric(rows[column], errors="coerce").astype("Int64")
-    for column in _FROM_TOTALS:
+    for column in TOTALS:
         if column not in counts:
             rows[column] = pd.to_numeric(rows[column], errors="coerce").astype(float)
     return rows
@@ -139,7 +132,7 @@ def _together(folders: list[RunFolder], kind: str) -> pd.DataFrame:
         if not frame.empty:
             frames.append(frame.assign(run_id=folder.run_id))
     extra = ["wan_payload_bytes", "wan_wire_bytes"] if kind == "evals" else []
-    columns = ["run_id", *COLUMNS[kind], *extra]
+    columns = ["run_id", *SERIES[kind], *extra]
     if not frames:
         return pd.DataFrame({column: pd.Series(dtype=float) for column in columns})
     whole = pd.concat(frames, ignore_index=True)
@@ -162,7 +155,7 @@ def _varied_columns(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[
     for key in dict.fromkeys(key for config in flat for key in config):
         values = [config.get(key) for config in flat]
         texts = {json.dumps(value, sort_keys=True, default=str) for value in values}
-        if len(texts) > 1 and key != "name" and key not in SUMMARY_COLUMNS:
+        if len(texts) > 1 and key != "name" and key not in SUMMARY:
             columns[key] = _one_type(values)
     return columns
 

@@ -8,23 +8,9 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from experiments.columns import SERIES
 from experiments.errors import RequestError
 from experiments.record import SCHEMA_VERSION
-
-COLUMNS = {
-    "steps": (
-        *("rank", "step", "tokens", "t", "loss", "lr", "compute_s", "bubble_s", "compress_s"),
-        *("exposed_comm_s", "other_s", "payload_bytes", "lan_payload_bytes"),
-    ),
-    "rounds": (
-        *("rank", "round", "local_steps", "rank_r", "effective_rank", "compress_s", "comm_s"),
-        *("exposed_comm_s", "payload_bytes", "planned_bytes", "relative_error", "delta_norm", "outer_lr"),
-        *("step", "outer_hash"),
-    ),
-    "evals": ("step", "tokens", "t", "val_loss", "val_bpb"),
-    "links": ("t", "link", "tx_bytes", "tx_packets", "dropped", "backlog"),
-}
-"""Columns of a run's Parquet files that analysis may rely on; a file may have more."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +56,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _read_run(folder: Path) -> RunFolder:
-    frames = {kind: _read_frame(folder / f"{kind}.parquet", columns) for kind, columns in COLUMNS.items()}
+    frames = {kind: _read_frame(folder / f"{kind}.parquet", columns) for kind, columns in SERIES.items()}
     run_id = folder.resolve().name
     return RunFolder(
         run_id, _read_record(folder / "record.json"), _read_config(folder / "config.yaml"), frames

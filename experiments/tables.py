@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from experiments.overrides import flatten
+from experiments.columns import varied_columns
 from experiments.styles import style_of
-
-Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -76,23 +74,22 @@ COLUMNS = (
 HEADS = ("method", "H", "compressor", *(column.head for column in COLUMNS), "valid")
 
 
-def group_runs(runs: pd.DataFrame, configs: Mapping[str, Config]) -> list[Group]:
-    """Summary rows by configuration, in the order of styles.yaml, then of H, then of the run id."""
-    keys = pd.Series([_identity(run, configs.get(run, {})) for run in runs["run_id"]], index=runs.index)
-    parts = [runs[keys == key] for key in dict.fromkeys(keys)]
-    flat = [flatten(_without_label(configs.get(part["run_id"].iloc[0], {}))) for part in parts]
-    methods = [str(part["method"].iloc[0]) for part in parts]
+def group_runs(runs: pd.DataFrame) -> list[Group]:
+    """Summary rows by configuration and kind of evidence, in the order of styles.yaml, of H, of the run id."""
+    keys = varied_columns(runs)
+    parts = [part for _, part in runs.groupby([runs.apply(_identity, axis=1, args=(keys,))], sort=False)]
+    firsts = [part.iloc[0] for part in parts]
     groups = []
-    for method, own, part in zip(methods, flat, parts, strict=True):
-        siblings = [other for name, other in zip(methods, flat, strict=True) if name == method]
-        groups.append(Group(method, _detail(own, siblings), part))
+    for first, part in zip(firsts, parts, strict=True):
+        siblings = [other for other in firsts if other["method"] == first["method"]]
+        groups.append(Group(str(first["method"]), _detail(first, siblings, keys), part))
     return sorted(groups, key=lambda g: (style_of(g.method).order, g.method, _steps(g)))
 
 
-def table_rows(runs: pd.DataFrame, configs: Mapping[str, Config]) -> list[list[str]]:
+def table_rows(runs: pd.DataFrame) -> list[list[str]]:
     """The cells under `HEADS`: the mean over valid seeds, and with several seeds their range."""
     rows = []
-    for group in group_runs(runs, configs):
+    for group in group_runs(runs):
         steps, first = _steps(group), group.runs.iloc[0]
         extra = _beyond_columns(group)
         rows.append(
@@ -113,7 +110,7 @@ def problem_lines(runs: pd.DataFrame) -> list[str]:
     return [f"{row['run_id']}: {row['status']}: {row['reason']}" for _, row in bad.iterrows()]
 
 
-def note(runs: pd.DataFrame, configs: Mapping[str, Config]) -> str:
+def note(runs: pd.DataFrame) -> str:
     """What the numbers of the table are: evidence, baseline, seeds."""
     valid = runs[runs["valid"]]
     if valid.empty:
@@ -125,29 +122,29 @@ def note(runs: pd.DataFrame, configs: Mapping[str, Config]) -> str:
         parts.append(f"Ratios are against {', '.join(baselines)} (same seed).")
     else:
         parts.append("No valid baseline run: no ratios.")
-    most = max(len(group.valid) for group in group_runs(runs, configs))
+    most = max(len(group.valid) for group in group_runs(runs))
     parts.append(
         "One seed each." if most == 1 else "Mean over seeds (lowest–highest); valid: seeds that count."
     )
     return " ".join(parts)
 
 
-def rich_table(runs: pd.DataFrame, configs: Mapping[str, Config]) -> Table:
+def rich_table(runs: pd.DataFrame) -> Table:
     """The table for a terminal; its caption holds the note and the runs that do not count."""
-    caption = "\n".join([note(runs, configs), *problem_lines(runs)])
+    caption = "\n".join([note(runs), *problem_lines(runs)])
     found = Table(box=None, pad_edge=False, caption=escape(caption), caption_justify="left")
     for number, head in enumerate(HEADS):
         found.add_column(head, justify="left" if number in (0, 2) else "right", overflow="fold")
-    for row in table_rows(runs, configs):
+    for row in table_rows(runs):
         found.add_row(*(escape(cell) for cell in row))
     return found
 
 
-def plain_text(runs: pd.DataFrame, configs: Mapping[str, Config], width: int = 160) -> str:
+def plain_text(runs: pd.DataFrame, width: int = 160) -> str:
     """The same table without colours, `width` characters wide."""
     console = Console(width=width, no_color=True, force_terminal=False, highlight=False)
     with console.capture() as captured:
-        console.print(rich_table(runs, configs))
+        console.print(rich_table(runs))
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 
@@ -177,23 +174,27 @@ def _beyond_columns(group: Group) -> str:
     return ", ".join(part for part in group.detail.split(", ") if part and not part.startswith(shown))
 
 
-def _detail(own: Config, siblings: list[dict[str, Any]]) -> str:
+def _identity(row: Any, keys: list[str]) -> str:
+    return json.dumps([row["method"], row["evidence"], *(_plain(row[key]) for key in keys)], default=str)
+
+
+def _detail(first: Any, siblings: list[Any], keys: list[str]) -> str:
     parts = []
-    for key, value in own.items():
-        values = [json.dumps(other.get(key), sort_keys=True, default=str) for other in siblings]
-        if len(set(values)) > 1 and value is not None:
-            parts.append(f"{_short(key)}={value}")
+    for key in ["evidence", *keys]:
+        values = {json.dumps(_plain(other[key]), default=str) for other in siblings}
+        wordy = key.startswith("topology.") and key != "topology.name"
+        if len(values) > 1 and not wordy and _plain(first[key]) is not None:
+            parts.append(f"{_short(key)}={_plain(first[key])}")
     return ", ".join(parts)
+
+
+def _plain(value: Any) -> Any:
+    """A cell as Python knows it: missing is None, 20.0 is 20."""
+    if pd.isna(value):
+        return None
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _short(key: str) -> str:
     known = {"method.local_steps": "H", "method.compressor.name": "compressor", "parallel.replicas": "D"}
     return known.get(key) or key.removeprefix("method.").removeprefix("train.")
-
-
-def _identity(run: str, config: Config) -> str:
-    return json.dumps(_without_label(config), sort_keys=True, default=str) if config else run
-
-
-def _without_label(config: Config) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in ("name", "seed")}
