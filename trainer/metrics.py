@@ -50,10 +50,10 @@ class Ledger:
         self._settle()
         return dict(self.seconds)
 
-    def training_s(self) -> float:
-        """Wall time so far without setting up and evaluation."""
-        self._settle()
-        return sum(self.seconds[bucket] for bucket in BUCKETS)
+
+def training_s(seconds: Mapping[str, float]) -> float:
+    """Wall time of training: without setting up and evaluation."""
+    return sum(seconds[bucket] for bucket in BUCKETS)
 
 
 def difference(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from trainer.data import BYTE_VOCAB, Corpus, Sampler
 from trainer.evaluate import Evaluator, bits_per_byte
 from trainer.inner import build_inner, clip_gradients, learning_rate, set_learning_rate
 from trainer.methods import Context, RoundRecord, build_method
-from trainer.metrics import BUCKETS, EVALUATION, SETUP, JsonLines, Ledger, difference, write_json
+from trainer.metrics import BUCKETS, EVALUATION, SETUP, JsonLines, Ledger, difference, training_s, write_json
 from trainer.model import Shape, build_stage, count_parameters
 from trainer.pipeline import Pipeline
 from trainer.ranks import World
@@ -61,6 +61,7 @@ class Trainer:
         writes_evals = world.replica == 0 and self.module.is_last
         self.evals_file = JsonLines(self._path("evals.jsonl")) if writes_evals else None
         self.rounds = self._evaluated_at = 0
+        self.seconds = self.ledger.read()  # as of the last record
         self.last_loss: float | None = None
         self.last_validation: float | None = None
 
@@ -83,7 +84,7 @@ class Trainer:
 
     def _step(self, step: int) -> None:
         config, ledger = self.config, self.ledger
-        before, wan_before, lan_before = ledger.read(), self.wan.sent_bytes, self._lan_bytes()
+        wan_before, lan_before = self.wan.sent_bytes, self._lan_bytes()
         last = step == config.train.steps
         lr = learning_rate(step, config.train)
         set_learning_rate(self.inner, lr)
@@ -104,15 +105,16 @@ class Trainer:
             if not last:
                 self.method.open_round()
         self.last_loss = loss
+        before, self.seconds = self.seconds, ledger.read()
         self.steps_file.write(
             {
                 "rank": self.world.rank,
                 "step": step,
                 "tokens": step * config.tokens_per_step,
-                "t": ledger.training_s(),
+                "t": training_s(self.seconds),
                 "loss": loss,
                 "lr": lr,
-                **_buckets(difference(ledger.read(), before)),
+                **_buckets(difference(self.seconds, before)),
                 "payload_bytes": self.wan.sent_bytes - wan_before,
                 "lan_payload_bytes": self._lan_bytes() - lan_before,
             }
@@ -128,7 +130,7 @@ class Trainer:
 
     def _evaluate(self, step: int) -> None:
         """Validate the outer parameters while everybody waits; none of it is training time."""
-        trained_s = self.ledger.training_s()
+        trained_s = training_s(self.ledger.read()) if step else 0.0
         with self.ledger.span(EVALUATION):
             self._evaluated_at = step
             self.world.control.barrier()
@@ -156,7 +158,6 @@ class Trainer:
 
     def _summary(self) -> dict[str, Any]:
         world, config, corpus = self.world, self.config, self.corpus
-        seconds = self.ledger.read()
         validation = self.last_validation
         return {
             "rank": world.rank,
@@ -167,9 +168,9 @@ class Trainer:
             "params_stage": sum(parameter.numel() for parameter in self.parameters.values()),
             "steps": config.train.steps,
             "tokens": config.train.steps * config.tokens_per_step,
-            "wall_s": self.ledger.training_s(),
-            "eval_s": seconds[EVALUATION],
-            **_buckets(seconds),
+            "wall_s": training_s(self.seconds),
+            "eval_s": self.seconds[EVALUATION],
+            **_buckets(self.seconds),
             "payload_bytes": {
                 "wan": self.wan.sent_bytes,
                 "lan": self._lan_bytes(),

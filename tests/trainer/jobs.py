@@ -1,0 +1,169 @@
+"""What worker processes do as ranks; everything returned is JSON."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from trainer.collectives import Exchange
+from trainer.compression import ErrorFeedback, build_averager
+from trainer.compression.rank_control import RankControl
+from trainer.config import DiLoCoXConfig, ParallelConfig, TrainerConfig
+from trainer.data import load_corpus
+from trainer.environment import read_environment
+from trainer.metrics import Ledger
+from trainer.model import canonical_name
+from trainer.ranks import World, connect
+from trainer.train import Trainer
+
+torch.set_num_threads(1)
+
+
+@contextmanager
+def connected(parallel: ParallelConfig) -> Iterator[World]:
+    environment = read_environment(parallel.replicas, parallel.stages)
+    world = connect(parallel, environment, timeout_s=30)
+    try:
+        yield world
+        world.control.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def train(config: dict[str, Any], out: str) -> str:
+    """Train, and keep replica 0's outer parameters."""
+    checked = TrainerConfig.model_validate(config)
+    folder = Path(out)
+    with connected(checked.parallel) as world:
+        trainer = Trainer(checked, world, load_corpus(checked.data, checked.seed), folder)
+        status = trainer.run()["status"]
+        if world.replica == 0:
+            outer = {canonical_name(n): p.numpy() for n, p in trainer.method.outer_parameters.items()}
+            np.savez(folder / f"parameters-{world.stage}.npz", **outer)
+    return status
+
+
+def digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
+
+
+def means(replicas: int, numels: list[int]) -> list[dict[str, Any]]:
+    """Average random tensors every way there is."""
+    results = []
+    with connected(ParallelConfig(replicas=replicas)) as world:
+        exchange, ledger = Exchange(world.stage_peers, "exposed_comm_s"), Ledger()
+        for numel in numels:
+            everybody = [random(numel, replica) for replica in range(replicas)]
+            expected = torch.stack(everybody).double().mean(dim=0)
+            for collective in ("tuned", "naive"):
+                for wire in ("fp32", "bf16", "fp16"):
+                    before = exchange.sent_bytes
+                    mean = exchange.mean(everybody[world.replica], wire, collective, ledger)
+                    results.append(
+                        {
+                            "case": f"{collective} {wire} {numel}",
+                            "wire": wire,
+                            "digest": digest(mean),
+                            "error": float((mean.double() - expected).abs().max()) if numel else 0.0,
+                            "sent": exchange.sent_bytes - before,
+                            "planned": exchange.planned_mean_bytes(numel, wire, collective),
+                        }
+                    )
+    return results
+
+
+def gathers(replicas: int, numels: list[int]) -> list[bool]:
+    """Whether gathered payloads are everybody's, in rank order, and counted."""
+    right = []
+    with connected(ParallelConfig(replicas=replicas)) as world:
+        exchange, ledger = Exchange(world.stage_peers, "exposed_comm_s"), Ledger()
+        for numel in numels:
+            everybody = [(random(numel, r) * 50).to(torch.int8).view(torch.uint8) for r in range(replicas)]
+            before = exchange.sent_bytes
+            gathered = exchange.gather(everybody[world.replica], ledger)
+            same = all(torch.equal(a, b) for a, b in zip(gathered, everybody, strict=True))
+            right.append(same and exchange.sent_bytes - before == (replicas - 1) * numel)
+    return right
+
+
+def random(numel: int, *key: int) -> torch.Tensor:
+    seed = int.from_bytes(hashlib.sha256(repr((numel, key)).encode()).digest()[:7], "big")
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+
+
+SHAPES = {
+    "wide": torch.Size((24, 40)),
+    "tall": torch.Size((40, 16)),
+    "narrow": torch.Size((50, 3)),
+    "gain": torch.Size((33,)),
+}
+
+
+def averaging(replicas: int, compressors: list[dict[str, Any]], rounds: int) -> list[dict[str, Any]]:
+    """Laws of an averager over several rounds of random tensors."""
+    results = []
+    with connected(ParallelConfig(replicas=replicas)) as world:
+        exchange, ledger = Exchange(world.stage_peers, "exposed_comm_s"), Ledger()
+        for compressor in compressors:
+            config = DiLoCoXConfig(name="dilocox", compressor=compressor).compressor
+            averager = build_averager(config, SHAPES, seed=3)
+            for number in range(rounds):
+                tensors = {n: random(s.numel(), number, world.replica).view(s) for n, s in SHAPES.items()}
+                feedback = isinstance(averager, ErrorFeedback)
+                owed = dict(averager.residual) if feedback else {}
+                planned, before = averager.planned_bytes(exchange), exchange.sent_bytes
+                averaged = averager.average(tensors, exchange, ledger)
+                sent = torch.cat([averaged.sent[n].reshape(-1) for n in SHAPES])
+                mean = torch.cat([averaged.mean[n].reshape(-1) for n in SHAPES])
+                everybody = exchange.gather(sent.view(torch.uint8), ledger)
+                expected = torch.stack([row.view(torch.float32) for row in everybody]).mean(dim=0)
+                wanted = torch.cat([(tensors[n] + owed.get(n, 0)).reshape(-1) for n in SHAPES])
+                residual = (
+                    torch.cat([averager.residual[n].reshape(-1) for n in SHAPES])
+                    if feedback
+                    else wanted - sent
+                )
+                energy = averaged.energy
+                results.append(
+                    {
+                        "case": f"{compressor} round {number}",
+                        "sent_bytes": exchange.sent_bytes
+                        - before
+                        - exchange.planned_gather_bytes(sent.nbytes),
+                        "planned_bytes": planned,
+                        "digest": digest(mean),
+                        "mean_error": float((mean - expected).abs().max()),
+                        "feedback": feedback,
+                        "feedback_error": float((sent + residual - wanted).abs().max()),
+                        "relative_error": averaged.relative_error,
+                        "true_relative_error": float((wanted - sent).norm() / wanted.norm()),
+                        "captured": None if energy is None else float(energy.columns.sum()) / energy.total,
+                    }
+                )
+    return results
+
+
+def spectrum(replicas: int, rank: int, decays: list[float], changes: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rank and H while the spectrum of the pseudo-gradient changes: singular values k^-decay."""
+    track = []
+    with connected(ParallelConfig(replicas=replicas)) as world:
+        exchange, ledger = Exchange(world.stage_peers, "exposed_comm_s"), Ledger()
+        settings = {"name": "lowrank-int4", "rank": rank, "adaptive": True, **changes}
+        config = DiLoCoXConfig(name="dilocox", compressor=settings, local_steps=rank).compressor
+        averager = build_averager(config, {"w": torch.Size((96, 128))}, seed=0)
+        control = RankControl(config, local_steps=rank)
+        for number, decay in enumerate(decays):
+            left = torch.linalg.qr(random(96 * 96, 1).view(96, 96)).Q
+            right = torch.linalg.qr(random(128 * 96, 2).view(128, 96)).Q
+            values = torch.arange(1, 97).float() ** -decay
+            noise = 0.01 * random(96 * 128, 3, number, world.replica).view(96, 128) / 100
+            averaged = averager.average({"w": left * values @ right.T + noise}, exchange, ledger)
+            effective = control.observe(averaged.energy.columns, averaged.energy.total)
+            averager.set_rank(control.rank)
+            track.append({"rank": control.rank, "local_steps": control.local_steps, "effective": effective})
+    return track
