@@ -62,7 +62,10 @@ def all_figures(results: Results) -> list[Captioned]:
                 " an exchange across the WAN; waiting for the neighbouring stage is the pipeline bubble.",
             )
         )
-    if any(not plots.uplink_rates(results.links, results.records[run]).empty for run in valid["run_id"]):
+    if any(
+        not plots.uplink_rates(results.links[results.links["run_id"] == run], results.records[run]).empty
+        for run in valid["run_id"]
+    ):
         found.append(
             Captioned(
                 "link-utilisation",

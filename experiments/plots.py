@@ -137,12 +137,13 @@ def link_utilisation(
     """
     with look():
         shown = [(group, style, group.valid.iloc[0]["run_id"]) for group, style in styled_groups(runs)]
-        shown = [entry for entry in shown if not uplink_rates(links, records[entry[2]]).empty]
+        found = {run: uplink_rates(links[links["run_id"] == run], records[run]) for _, _, run in shown}
+        shown = [entry for entry in shown if not found[entry[2]].empty]
         figure = new_figure(COLUMN_IN, 0.8 + 0.72 * max(1, len(shown)))
         panels = figure.subplots(max(1, len(shown)), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
         unit = "Mbit/s"
         for axes, (group, style, run) in zip(panels, shown, strict=False):
-            rates = uplink_rates(links, records[run])
+            rates = found[run]
             unit = str(rates["unit"].iloc[0])
             edges = np.append(rates["t"].iloc[0] - rates["seconds"].iloc[0], rates["t"])
             axes.stairs(rates["mean"], edges, fill=True, color=style.colour, alpha=0.25)
@@ -163,7 +164,7 @@ def link_utilisation(
 
 
 def uplink_rates(links: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFrame:
-    """Columns t (s since training began, end of an interval), seconds, mean, low, high, unit; of one run.
+    """One run's `links` as columns t (s since training began, end of an interval), seconds, mean, low, high, unit.
 
     Empty where the record names no uplinks or nothing was sampled.
     """
@@ -173,7 +174,7 @@ def uplink_rates(links: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFrame
         link["name"]: float(link["rate_mbps"]) for link in wanted if "name" in link and "rate_mbps" in link
     }
     names = totals.get("wan_links") or []
-    own = links[(links["run_id"] == record.get("run_id")) & links["link"].isin(names)]
+    own = links[links["link"].isin(names)]
     if len(own) < 2 * max(1, len(names)):
         return pd.DataFrame(columns=["t", "seconds", "mean", "low", "high", "unit"])
     known = all(name in rate_of for name in names)
