@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 from rich.console import Console
@@ -91,10 +91,9 @@ def table_rows(runs: pd.DataFrame) -> list[list[str]]:
     rows = []
     for group in group_runs(runs):
         steps, first = _steps(group), group.runs.iloc[0]
-        extra = _beyond_columns(group)
         rows.append(
             [
-                style_of(group.method).label + (f" ({extra})" if extra else ""),
+                "\n  ".join([style_of(group.method).label, *_beyond_columns(group)]),
                 str(steps) if steps else "–",
                 str(first["compressor"]),
                 *(_cell(column, group.valid) for column in COLUMNS),
@@ -134,7 +133,8 @@ def rich_table(runs: pd.DataFrame) -> Table:
     caption = "\n".join([note(runs), *problem_lines(runs)])
     found = Table(box=None, pad_edge=False, caption=escape(caption), caption_justify="left")
     for number, head in enumerate(HEADS):
-        found.add_column(head, justify="left" if number in (0, 2) else "right", overflow="fold")
+        justify: Literal["left", "right"] = "left" if number in (0, 2) else "right"
+        found.add_column(head, justify=justify, overflow="fold", no_wrap=number == 0)
     for row in table_rows(runs):
         found.add_row(*(escape(cell) for cell in row))
     return found
@@ -168,10 +168,10 @@ def _steps(group: Group) -> int:
     return 0 if pd.isna(steps) else int(steps)
 
 
-def _beyond_columns(group: Group) -> str:
+def _beyond_columns(group: Group) -> list[str]:
     """The detail without what H and compressor say already."""
     shown = ("H=", "compressor=")
-    return ", ".join(part for part in group.detail.split(", ") if part and not part.startswith(shown))
+    return [part for part in group.detail.split(", ") if part and not part.startswith(shown)]
 
 
 def _identity(row: Any, keys: list[str]) -> str:
