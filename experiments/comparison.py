@@ -22,7 +22,7 @@ def compare(
 
     A run's baseline is the fastest valid run that matches `baseline` and has the same seed, model, data,
     batch, pace of compute, topology and kind of evidence. Invalid and failed runs have no ratios and are
-    nobody's baseline.
+    nobody's baseline. Where the evidence is `counted` (no emulated network) times are not compared.
 
     Args:
         rows: one row per run, columns of the summary.
@@ -44,8 +44,10 @@ def compare(
             continue
         rows.loc[index, "baseline"] = base["run_id"]
         rows.loc[index, "volume_reduction"] = _ratio(base["wan_bytes_per_token"], own["wan_bytes_per_token"])
-        rows.loc[index, "speedup"] = _ratio(own["tokens_per_s"], base["tokens_per_s"])
         rows.loc[index, "loss_gap"] = own["val_loss"] - base["val_loss"]
+        if own["evidence"] == "counted":
+            continue
+        rows.loc[index, "speedup"] = _ratio(own["tokens_per_s"], base["tokens_per_s"])
         rows.loc[index, "speedup_to_loss"] = speedup_to_loss(
             evals[evals["run_id"] == base["run_id"]], evals[evals["run_id"] == own["run_id"]]
         )

@@ -30,6 +30,10 @@ def summary(runs: pd.DataFrame, records: Mapping[str, Mapping[str, Any]]) -> lis
         found.append(" ".join(against))
     elif len(groups) > 1:
         found.append("No valid run of the baseline has the same conditions, so no ratios are given.")
+    if "counted" in set(valid["evidence"]):
+        found.append(
+            "Runs without an emulated network say nothing about time across a WAN: no speedup is given."
+        )
     found += _about_the_claim(valid, records)
     if max(len(group.valid) for group in groups) == 1:
         found.append("Each configuration ran with one seed: the spread between seeds is not known.")
@@ -58,7 +62,7 @@ def _set_up(valid: pd.DataFrame, records: Mapping[str, Mapping[str, Any]]) -> li
         parts.append(network)
     if (tokens := _the_one(valid["tokens"])) is not None:
         parts.append(f"{tokens:,.0f} tokens a run")
-    return [f"Common to them: {', '.join(parts)}."] if parts else []
+    return [f"Set-up: {', '.join(parts)}."] if parts else []
 
 
 def _network(valid: pd.DataFrame, records: Mapping[str, Mapping[str, Any]]) -> str:

@@ -74,6 +74,14 @@ def test_runs_under_other_conditions_are_not_compared(tmp_path, key):
     assert row[list(RATIOS)].isna().all()
 
 
+def test_times_without_an_emulated_network_are_not_compared(tmp_path):
+    counted = {f"{method}-s0": {"evidence": "counted"} for method in ("allreduce", "diloco")}
+    folder = write_sweep(tmp_path / "s", methods=("allreduce", "diloco"), changes=counted)
+    row = by_id(lab.load(folder).runs).loc["diloco-s0"]
+    assert row[["speedup", "speedup_to_loss"]].isna().all()
+    assert row["volume_reduction"] == pytest.approx(16) and math.isfinite(row["loss_gap"])
+
+
 def test_invalid_runs_keep_their_row_and_are_nobodys_baseline(tmp_path):
     bad = {"valid": False, "status": "invalid", "reason": "RTT 38 ms"}
     folder = write_sweep(tmp_path / "s", changes={"allreduce-s0": bad})
