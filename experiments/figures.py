@@ -32,8 +32,9 @@ def all_figures(results: Results) -> list[Captioned]:
                 "overview",
                 plots.overview(runs, evals),
                 "Validation loss over (a) tokens, (b) wall time of training without evaluation, (c) bytes sent"
-                " across the WAN so far. The same evaluations in all three; the untrained model lies above the"
-                " axis, and in (c), where nothing is sent yet, has no place on a logarithmic axis.",
+                " across the WAN so far: the same evaluations in all three. The loss axis is scaled to evaluations after"
+                " the start, so lines may enter from above; in (c) an evaluation before any byte was sent has no place"
+                " on a logarithmic axis.",
             )
         )
         for name, draw, over in (
@@ -70,8 +71,8 @@ def all_figures(results: Results) -> list[Captioned]:
             Captioned(
                 "link-utilisation",
                 plots.link_utilisation(runs, results.links, results.records),
-                "How busy the site uplinks were, the same scale in every panel. Gaps are evaluations, in which"
-                " nothing crosses the WAN.",
+                "How busy the site uplinks were, on the same scale in every panel. During evaluations, which the time"
+                " axis includes, nothing crosses the WAN.",
             )
         )
     return found

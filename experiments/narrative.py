@@ -45,7 +45,7 @@ def _what_ran(runs: pd.DataFrame) -> str:
     if len(runs) == 1:
         return "One run, valid."
     if not bad:
-        return f"All {len(runs)} runs are valid."
+        return "Both runs are valid." if len(runs) == 2 else f"All {len(runs)} runs are valid."
     them = "it is" if bad == 1 else "they are"
     return f"{len(runs) - bad} of {len(runs)} runs are valid; of the other {bad}, nothing is averaged in: {them} listed below."
 
