@@ -68,7 +68,7 @@ class Counters:
     ) -> None:
         for process in self._tc.values():
             process.kill()
-            process.wait()
+            process.communicate()
         self._tc.clear()
 
     def read(self) -> dict[str, Reading]:

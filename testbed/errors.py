@@ -11,6 +11,10 @@ class TestbedError(RuntimeError):
     __test__ = False  # not a pytest class, in spite of its name
 
 
+class NetworkBroke(TestbedError):
+    """The network itself failed while programs ran: what they measured is not to be believed."""
+
+
 class ProgramFailed(TestbedError):
     """A program in a node died or stopped making progress.
 

@@ -67,6 +67,8 @@ class Network:
         for node in self.nodes.values():
             node.terminate()
         self.nodes.clear()
+        if self.delay_line is not None:
+            self.delay_line.wait(timeout=READY_TIMEOUT_S)
 
     def _build(self) -> None:
         Mininet.inited = (

@@ -94,9 +94,14 @@ class NamespaceNode(Node):  # type: ignore[misc]
         self, command: list[str], user: User, env: dict[str, str], output: IO[bytes] | int, cwd: Path
     ) -> "subprocess.Popen[str]":
         """Starts a program unprivileged in its own PID namespace; its process tree dies with it."""
-        wrapped = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        wrapped = ["unshare", "--pid", "--fork", "--mount-proc"]
         wrapped += ["setpriv", "--reuid", str(user.uid), "--regid", str(user.gid), "--clear-groups"]
+        # not unshare's --kill-child: the kernel forgets it at the change of user
+        wrapped += ["--pdeathsig", "KILL"]
         wrapped += ["--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all", "--"]
+        # A shell is the namespace's init: it reaps, and says 128 + n of a program that signal n killed, which
+        # unshare of util-linux 2.38 turns into status 1 ("sigprocmask unblock failed") for its own child.
+        wrapped += ["sh", "-c", '"$@"; exit $?', "init"]
         return self._start(
             wrapped + command,
             stdin=subprocess.DEVNULL,
@@ -104,6 +109,7 @@ class NamespaceNode(Node):  # type: ignore[misc]
             stderr=subprocess.STDOUT,
             env={**self.session.environment, **env},
             cwd=cwd,
+            text=True,
         )
 
     def _start(self, command: list[str], **params: Any) -> "subprocess.Popen[str]":
@@ -121,6 +127,7 @@ class NamespaceNode(Node):  # type: ignore[misc]
         if Path("/etc/resolv.conf").exists():
             script.append(f"mount --bind '{empty_file}' /etc/resolv.conf")
         covers = {Path("/tmp")} | {c for path in exposed if (c := _closed_ancestor(path, user))}  # noqa: S108
+        covers = {c for c in covers if not any(c.is_relative_to(other) for other in covers - {c})}
         hidden = [p for p in exposed if any(p.is_relative_to(c) for c in covers)]
         stash = self.session.folder / "stash"
         stash.mkdir(exist_ok=True)

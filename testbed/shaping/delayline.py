@@ -1,8 +1,9 @@
 """The delay line: one process that holds every packet of its NFQUEUEs for a fixed time.
 
 Started in the core's namespace as ``python -m testbed.shaping.delayline CONFIG STATS``. Packets stay in the
-kernel; only their metadata is copied here, and packets whose time has come are released by batch verdict. Delay
-is constant within a queue, so packets are never reordered. STATS (JSON) is rewritten every half second with how
+kernel; only their metadata is copied here, and packets whose time has come are released by batch verdict. The
+wait counts from the kernel's own time stamp of a packet, so that a late wake-up of this process does not add to
+it. Delay is constant within a queue, so packets are never reordered. STATS (JSON) is rewritten every half second with how
 late packets were released, which is what decides whether a run may be believed.
 
 Standard library only: no binding on PyPI offers both the GSO flag and batch verdicts. Message formats are those
@@ -27,19 +28,29 @@ CFG_CMD, CFG_PARAMS, CFG_QUEUE_MAXLEN, CFG_MASK, CFG_FLAGS = 1, 2, 3, 4, 5
 CMD_BIND = 1
 COPY_META = 1
 FLAG_GSO = 4
-ATTR_PACKET_HDR = 1
-ATTR_VERDICT_HDR = 2
+ATTR_VERDICT_HDR, ATTR_TIMESTAMP = 2, 4
 NF_ACCEPT = 1
 NLM_F_REQUEST, NLM_F_ACK, NLMSG_ERROR = 1, 4, 2
 SOL_NETLINK, NETLINK_NO_ENOBUFS = 270, 5
 SO_RCVBUFFORCE = 33
 RECEIVE_BUFFER_BYTES = 64 << 20
 STATS_EVERY_S = 0.5
+EARLY_S = 40e-6
+"""Half of what a wake-up takes: packets due within it go at once, which rounds their wait instead of adding to it."""
+SPIN_S = 250e-6
+"""An idle processor takes this long to wake up, so a wait of over SPIN_ABOVE_S ends with so much of polling."""
+SPIN_ABOVE_S = 1e-3
+OLDEST_S = 0.1
+"""A time stamp further back than this, or ahead of now, is not believed (the wall clock was set)."""
+SO_TIMESTAMP_OLD = 29
 BUCKET_US = 5
 BUCKETS = 20_000  # up to 100 ms; later than that is counted in the last
 
 _HEADER = struct.Struct("=IHHII")
 _ATTR = struct.Struct("=HH")
+_TIMESTAMP = struct.Struct("!QQ")
+_TIMESTAMP_HEADER = _ATTR.pack(4 + _TIMESTAMP.size, ATTR_TIMESTAMP)
+_FIRST_ATTRIBUTE = 20
 
 
 def _attribute(kind: int, payload: bytes) -> bytes:
@@ -92,6 +103,39 @@ class Lateness:
         return 0.0
 
 
+class ArrivalClock:
+    """When a packet entered this namespace, by the kernel's stamp in its message, on the monotonic clock."""
+
+    def __init__(self) -> None:
+        # The kernel stamps packets as long as any socket on the machine asks for it.
+        self._asking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._asking.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMP_OLD, 1)
+        self._offset = _FIRST_ATTRIBUTE
+
+    def arrival(self, message: memoryview) -> float:
+        """Seconds; the present where the message carries no believable stamp."""
+        now = time.monotonic()
+        offset = self._offset
+        if message[offset : offset + 4] != _TIMESTAMP_HEADER:
+            offset = self._find(message)
+            if not offset:
+                return now
+            self._offset = offset  # messages of one kind are laid out alike
+        seconds, microseconds = _TIMESTAMP.unpack_from(message, offset + 4)
+        age = time.time() - (seconds + microseconds / 1e6)
+        return now - age if 0 <= age <= OLDEST_S else now
+
+    @staticmethod
+    def _find(message: memoryview) -> int:
+        offset = _FIRST_ATTRIBUTE
+        while offset + 4 <= len(message):
+            if message[offset : offset + 4] == _TIMESTAMP_HEADER:
+                return offset
+            length, _ = _ATTR.unpack_from(message, offset)
+            offset += max(4, (length + 3) & ~3)
+        return 0
+
+
 def kernel_drops() -> int:
     """Packets that this namespace's queues dropped (full queue or full socket), from procfs."""
     try:
@@ -108,6 +152,7 @@ class DelayLine:
         self.delay_s = {queue: delay_ms / 1e3 for queue, delay_ms in delays_ms.items()}
         self.waiting: dict[int, deque[tuple[float, int]]] = {queue: deque() for queue in delays_ms}
         self.lateness = Lateness()
+        self.clock = ArrivalClock()
         self.stats = stats
         self.stopping = False
         self.sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
@@ -127,7 +172,6 @@ class DelayLine:
                 size = self.sock.recv_into(buffer)
             except BlockingIOError:
                 return
-            now = time.monotonic()
             offset = 0
             while offset + 16 <= size:
                 length, kind, _, _, _ = _HEADER.unpack_from(view, offset)
@@ -135,7 +179,8 @@ class DelayLine:
                     queue = int.from_bytes(view[offset + 18 : offset + 20], "big")
                     # NFQA_PACKET_HDR is always the first attribute; its value starts with the packet's id
                     packet = int.from_bytes(view[offset + 24 : offset + 28], "big")
-                    self.waiting[queue].append((now + self.delay_s[queue], packet))
+                    arrived = self.clock.arrival(view[offset : offset + length])
+                    self.waiting[queue].append((arrived + self.delay_s[queue], packet))
                 offset += (length + 3) & ~3
 
     def _release(self) -> float:
@@ -144,15 +189,15 @@ class DelayLine:
         next_due = now + STATS_EVERY_S
         for queue, waiting in self.waiting.items():
             last = None
-            while waiting and waiting[0][0] <= now:
+            while waiting and waiting[0][0] <= now + EARLY_S:
                 due, last = waiting.popleft()
-                self.lateness.add(now - due)
+                self.lateness.add(max(0.0, now - due))
             if last is not None:
                 verdict = _attribute(ATTR_VERDICT_HDR, struct.pack("!II", NF_ACCEPT, last))
                 self.sock.send(_message(MSG_VERDICT_BATCH, queue, verdict))
             if waiting:
                 next_due = min(next_due, waiting[0][0])
-        return max(0.0, next_due - time.monotonic())
+        return max(0.0, next_due - EARLY_S - time.monotonic())
 
     def write_stats(self) -> None:
         """Replaces the statistics file in one step."""
@@ -172,10 +217,18 @@ class DelayLine:
         """Holds and releases packets until told to stop."""
         stats_due = time.monotonic() + STATS_EVERY_S
         wait_s = STATS_EVERY_S
+        slept_long = False
         while not self.stopping:
-            select.select([self.sock], [], [], wait_s)
+            released = self.lateness.packets
+            if wait_s > SPIN_ABOVE_S:
+                slept_long = True
+                timeout_s = wait_s - SPIN_S
+            else:
+                timeout_s = 0.0 if slept_long else wait_s
+            select.select([self.sock], [], [], timeout_s)
             self._receive()
             wait_s = self._release()
+            slept_long = slept_long and self.lateness.packets == released
             if time.monotonic() >= stats_due:
                 self.write_stats()
                 stats_due = time.monotonic() + STATS_EVERY_S

@@ -1,0 +1,37 @@
+# Every verb of the project. `make help` lists them.
+SHELL := /bin/bash
+PYTHON ?= python3
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+DEMO_DIR ?= runs/quickstart
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint bench clean
+
+help: ## list the verbs
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
+
+setup: ## install what is missing (Debian packages, .venv with pinned versions)
+	@PYTHON=$(PYTHON) scripts/setup.sh
+
+demo: setup ## the main job: three trainings over an emulated WAN, one report (about 6 minutes)
+	@$(SUDO) .venv/bin/dilocox doctor >/dev/null || { $(SUDO) .venv/bin/dilocox doctor; exit 1; }
+	$(SUDO) .venv/bin/dilocox sweep experiments/sweeps/quickstart.yaml --resume -o $(DEMO_DIR)
+	.venv/bin/dilocox report $(DEMO_DIR)
+
+test: setup lint ## lint, types and tests (network tests need root and are skipped with a reason without it)
+	.venv/bin/python -m pytest -m "not long"
+
+test-all: setup lint ## everything, the long tests too
+	.venv/bin/python -m pytest
+
+lint: setup ## ruff and mypy
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+bench: setup ## measure links, delay line, start-up and exchange; prints medians beside named rivals
+	$(SUDO) .venv/bin/python -m benchmarks
+
+clean: ## remove what dead runs left on this machine, and build caches (never results)
+	@if [ -x .venv/bin/dilocox ]; then $(SUDO) .venv/bin/dilocox clean; fi
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -1,0 +1,110 @@
+"""Bytes counted three ways, and whether they agree.
+
+The trainer counts the payload it hands to the transport; the kernel counts, per TCP flow, the payload that the
+peer acknowledged (``ss``); the queueing disciplines of the site uplinks count layer-2 bytes. The first two must
+agree within 1 %; the third must lie a stated factor above: headers (1514/1448 = 1.046) and acknowledgements.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from testbed.counters import Reading
+from testbed.plan import NetworkPlan
+from testbed.sockets import Flow
+
+KERNEL_TOLERANCE = 0.01
+WIRE_OVERHEAD_BAND = (1.04, 1.09)
+MIN_BYTES_TO_JUDGE = 1_000_000
+"""Below this, connection set-up alone is more than 1 %; the counts are recorded and not judged."""
+
+
+@dataclass
+class Accounting:
+    """The three counts of a run, for WAN and LAN, and every disagreement as a sentence. All in bytes."""
+
+    wan_payload_bytes: int
+    lan_payload_bytes: int
+    kernel_wan_bytes: int | None = None
+    kernel_lan_bytes: int | None = None
+    kernel_control_bytes: int | None = None
+    retransmitted_bytes: int | None = None
+    wan_wire_bytes: int | None = None
+    lan_wire_bytes: int | None = None
+    control_wire_bytes: int | None = None
+    wan_overhead: float | None = None  # wire / payload
+    kernel_deviation: float | None = None  # WAN: kernel / trainer - 1
+    problems: list[str] = field(default_factory=list)
+
+    def row(self) -> dict[str, Any]:
+        """As plain data for the record."""
+        return asdict(self)
+
+
+def wire_bytes(
+    plan: NetworkPlan, before: Mapping[str, Reading], after: Mapping[str, Reading]
+) -> tuple[int, int, int]:
+    """(WAN, LAN, control) layer-2 bytes between two readings, each packet once.
+
+    The WAN is the sum over the site uplinks' egress, rendezvous traffic apart. Every packet leaves a node once;
+    what did not go on through an uplink stayed in the LAN.
+    """
+
+    def sent(link: str) -> int:
+        return after[link].tx_bytes - before[link].tx_bytes
+
+    uplinks = list(plan.uplinks.values())
+    control = sum(after[link].control_bytes - before[link].control_bytes for link in uplinks)
+    through_uplinks = sum(sent(link) for link in uplinks)
+    out_of_nodes = sum(sent(node) for node in plan.node_address)
+    return through_uplinks - control, out_of_nodes - through_uplinks, control
+
+
+def kernel_bytes(plan: NetworkPlan, flows: Iterable[Flow]) -> tuple[int, int, int, int]:
+    """(WAN, LAN, control, retransmitted) payload bytes that TCP delivered."""
+    site = plan.site_of_address()
+    wan = lan = control = retransmitted = 0
+    for flow in flows:
+        retransmitted += flow.retransmitted_bytes
+        if flow.is_control:
+            control += flow.acked_bytes
+        elif site.get(flow.local) == site.get(flow.peer):
+            lan += flow.acked_bytes
+        else:
+            wan += flow.acked_bytes
+    return wan, lan, control, retransmitted
+
+
+def reconcile(
+    payload: tuple[int, int], kernel: tuple[int, int, int, int] | None, wire: tuple[int, int, int] | None
+) -> Accounting:
+    """Puts the three counts side by side. Pure.
+
+    Args:
+        payload: (WAN, LAN) as the trainer counted.
+        kernel: result of :func:`kernel_bytes`, None on loopback.
+        wire: result of :func:`wire_bytes`, None on loopback.
+    """
+    result = Accounting(*payload)
+    if kernel is not None:
+        result.kernel_wan_bytes, result.kernel_lan_bytes = kernel[0], kernel[1]
+        result.kernel_control_bytes, result.retransmitted_bytes = kernel[2], kernel[3]
+        for name, said, acked in (("WAN", payload[0], kernel[0]), ("LAN", payload[1], kernel[1])):
+            deviation = acked / said - 1 if said else 0.0
+            if name == "WAN":
+                result.kernel_deviation = deviation
+            if max(said, acked) >= MIN_BYTES_TO_JUDGE and (not said or abs(deviation) > KERNEL_TOLERANCE):
+                result.problems.append(
+                    f"{name} payload: the trainer says {said} bytes, the kernel delivered {acked}"
+                    f" ({100 * deviation:+.2f} %, allowed ±{100 * KERNEL_TOLERANCE:g} %)"
+                )
+    if wire is not None:
+        result.wan_wire_bytes, result.lan_wire_bytes, result.control_wire_bytes = wire
+        if payload[0]:
+            result.wan_overhead = wire[0] / payload[0]
+        low, high = WIRE_OVERHEAD_BAND
+        if payload[0] >= MIN_BYTES_TO_JUDGE and not low <= wire[0] / payload[0] <= high:
+            result.problems.append(
+                f"WAN wire bytes are {wire[0] / payload[0]:.4f} x payload, allowed {low} to {high}"
+            )
+    return result

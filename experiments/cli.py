@@ -1,0 +1,341 @@
+"""The command line ``dilocox``: one noun or verb each; 0 done, 1 the answer is no or a run failed, 2 a wrong request.
+
+Heavy packages are imported by the commands that need them, so that ``--help`` answers at once.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from experiments.errors import RequestError, RunFailure
+from testbed.errors import TestbedError, TopologyError
+
+app = typer.Typer(
+    name="dilocox",
+    help="Train with DiLoCoX over an emulated WAN whose links are measured, and compare it fairly with AllReduce.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+topology_app = typer.Typer(
+    help="Networks: list, show, check. Example: dilocox topology show two-sites-1gbps",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(topology_app, name="topology")
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+TopologyArgument = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="a YAML file, or a shipped name")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key, e.g. train.steps=20")
+]
+
+
+@app.command()
+def doctor() -> None:
+    """Try what this machine can do, and print the line that mends what it cannot. Example: dilocox doctor"""
+    from testbed.doctor import examine  # noqa: PLC0415
+
+    checks = examine()
+    table = Table("check", "result", "detail", box=None)
+    for check in checks:
+        result = "ok" if check.ok else "MISSING" if check.required else "no"
+        table.add_row(check.name, result, check.detail)
+    out.print(table)
+    broken = [check for check in checks if check.required and not check.ok]
+    for check in broken:
+        out.print(f"{check.name}: to mend it: {check.mend}", soft_wrap=True)
+    if broken:
+        raise typer.Exit(1)
+    out.print("This machine can build and shape networks.")
+
+
+@topology_app.command("list")
+def topology_list() -> None:
+    """The shipped topologies. Example: dilocox topology list"""
+    from testbed.topology import SHIPPED, load_topology  # noqa: PLC0415
+
+    table = Table("name", "sites", "nodes", "description", box=None)
+    for path in sorted(SHIPPED.glob("*.yaml")):
+        topology = load_topology(path)
+        table.add_row(topology.name, str(len(topology.sites)), str(len(topology.nodes)), topology.description)
+    out.print(table)
+
+
+@topology_app.command("show")
+def topology_show(topology: TopologyArgument) -> None:
+    """Sites, nodes, addresses and links of a topology. Example: dilocox topology show two-sites-1gbps"""
+    from testbed.plan import plan_network  # noqa: PLC0415
+    from testbed.topology import load_topology  # noqa: PLC0415
+    from testbed.units import goodput_mbps  # noqa: PLC0415
+
+    loaded = load_topology(topology)
+    plan = plan_network(loaded)
+    out.print(f"{loaded.name}: {loaded.description}", soft_wrap=True)
+    out.print(f"source: {loaded.source}", soft_wrap=True)
+    nodes = Table("rank", "node", "site", "address", box=None)
+    for rank, (node, site) in enumerate(loaded.nodes.items()):
+        nodes.add_row(str(rank), node, site, plan.node_address[node])
+    out.print(nodes)
+    links = Table("link", "Mbit/s (layer 2)", "Mbit/s of TCP payload", "queue kB", box=None)
+    for link in plan.links:
+        goodput = goodput_mbps(link.rate_mbps, loaded.mtu)
+        links.add_row(link.name, f"{link.rate_mbps:g}", f"{goodput:.1f}", f"{link.queue_bytes / 1e3:.0f}")
+    out.print(links)
+    for delay in plan.delays:
+        out.print(
+            f"{delay.source} to {delay.target}: {delay.delay_ms:g} ms one way, {2 * delay.delay_ms:g} ms round trip"
+        )
+
+
+@topology_app.command("check")
+def topology_check(topology: TopologyArgument) -> None:
+    """Check a topology file without building anything. Example: dilocox topology check my-wan.yaml"""
+    from testbed.plan import plan_network  # noqa: PLC0415
+    from testbed.topology import load_topology  # noqa: PLC0415
+
+    plan = plan_network(load_topology(topology))
+    out.print(
+        f"{plan.topology.name}: {len(plan.topology.sites)} sites, {len(plan.node_address)} nodes,"
+        f" {len(plan.links)} shaped links, {len(plan.delays)} delays: correct"
+    )
+
+
+@app.command()
+def up(
+    topology: TopologyArgument,
+    shell: Annotated[bool, typer.Option("--shell", help="Mininet's command line in this network")] = False,
+) -> None:
+    """Build a network and keep it until Ctrl-C (or until the shell ends). Example: dilocox up lan-10g --shell"""
+    import signal  # noqa: PLC0415
+
+    from experiments.runner import interruptible  # noqa: PLC0415
+    from testbed.network import Network  # noqa: PLC0415
+    from testbed.topology import load_topology  # noqa: PLC0415
+
+    with interruptible(), Network(load_topology(topology)) as network:
+        out.print(f"{network.topology.name} is up; delays by {network.delay}", soft_wrap=True)
+        for node, address in network.plan.node_address.items():
+            out.print(f"  {node} {address}: mnexec -a {network.nodes[node].pid} COMMAND")
+        if shell:
+            from testbed.shell import shell as interact  # noqa: PLC0415
+
+            interact(network)
+        else:
+            out.print("Ctrl-C takes it down.")
+            try:
+                signal.pause()
+            except KeyboardInterrupt:
+                out.print("taking it down")
+
+
+@app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def exec_(
+    context: typer.Context,
+    topology: TopologyArgument,
+    node: Annotated[
+        list[str] | None, typer.Option("--node", help="only on this node; may be repeated")
+    ] = None,
+    limit_s: Annotated[float, typer.Option("--limit", help="seconds after which it is ended")] = 3600.0,
+) -> None:
+    """Run a program on every node with the env:// contract. Example: dilocox exec two-sites-1gbps -- hostname -I"""
+    from experiments.execute import execute  # noqa: PLC0415
+    from testbed.topology import load_topology  # noqa: PLC0415
+
+    command = (
+        [arg for arg in context.args if arg != "--"] if context.args[:1] == ["--"] else list(context.args)
+    )
+    if not command:
+        raise RequestError("exec: found no command, allowed is: dilocox exec TOPOLOGY -- COMMAND")
+    loaded = load_topology(topology)
+    unknown = [name for name in node or [] if name not in loaded.nodes]
+    if unknown:
+        raise RequestError(f"--node: found {unknown[0]!r}, allowed: {', '.join(loaded.nodes)}")
+    raise typer.Exit(execute(loaded, command, node or list(loaded.nodes), limit_s))
+
+
+@app.command()
+def probe(
+    topology: TopologyArgument,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Build a network, measure every WAN pair, compare with what was asked. Example: dilocox probe two-sites-1gbps"""
+    from experiments.runner import interruptible  # noqa: PLC0415
+    from testbed.network import Network  # noqa: PLC0415
+    from testbed.probe import probe as measure  # noqa: PLC0415
+    from testbed.topology import load_topology  # noqa: PLC0415
+
+    with interruptible(), Network(load_topology(topology)) as network:
+        measured = measure(network)
+        delay = network.delay
+    if as_json:
+        pairs = [pair.row() for pair in measured.pairs]
+        typer.echo(json.dumps({"delay": delay, "seconds": measured.seconds, "pairs": pairs}, indent=2))
+    else:
+        table = Table(
+            "pair", "RTT asked", "measured ms", "TCP payload possible", "measured Mbit/s", "ok", box=None
+        )
+        for pair in measured.pairs:
+            table.add_row(
+                f"{pair.source} to {pair.target}",
+                f"{pair.rtt_wanted_ms:g}",
+                f"{pair.rtt_ms:.2f}",
+                f"{pair.goodput_wanted_mbps:.1f}",
+                f"{pair.goodput_mbps:.1f}",
+                "no" if pair.problems else "yes",
+            )
+        out.print(table)
+        out.print(f"delays by {delay}; {measured.seconds:.1f} s")
+    for problem in measured.problems:
+        err.print(problem, soft_wrap=True)
+    if measured.problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def clean(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be removed")] = False,
+) -> None:
+    """Remove what runs that died left behind, and nothing else. Example: dilocox clean --dry-run"""
+    from testbed.cleanup import clean as remove  # noqa: PLC0415
+    from testbed.cleanup import leftovers  # noqa: PLC0415
+
+    if os.geteuid() != 0:
+        raise TestbedError("cleaning up needs root: sudo dilocox clean")
+    found = leftovers() if dry_run else remove()
+    for leftover in found:
+        verb = "would remove" if dry_run else "removed"
+        out.print(
+            f"{verb} session {leftover.session.session_id} ({leftover.session.what}):"
+            f" {len(leftover.processes)} processes and their namespaces"
+        )
+    if not found:
+        out.print("nothing to remove")
+
+
+@app.command()
+def run(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml")],
+    overrides: SetOption = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="folder of the run")] = None,
+) -> None:
+    """Execute one run. Example: dilocox run experiments/runs/dilocox.yaml --set train.steps=20"""
+    from experiments.config import read_mapping, resolve_run  # noqa: PLC0415
+    from experiments.overrides import apply_override  # noqa: PLC0415
+    from experiments.progress import Reporter  # noqa: PLC0415
+    from experiments.runner import run as execute_run  # noqa: PLC0415
+
+    data = read_mapping(run_file)
+    for override in overrides or []:
+        apply_override(data, override)
+    config = resolve_run(data, str(run_file), near=run_file.parent)
+    check_data(config)
+    run_dir = output or Path("runs") / "single" / config.name
+    with Reporter(out, config.name) as reporter:
+        record = execute_run(config, run_dir, reporter)
+    _print_record(record, run_dir)
+    if record["status"] != "done":
+        raise typer.Exit(1)
+
+
+@app.command()
+def sweep(
+    sweep_file: Annotated[Path, typer.Argument(metavar="SWEEP.yaml")],
+    overrides: SetOption = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="folder of the sweep")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="keep the runs that have finished")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the runs and stop")] = False,
+) -> None:
+    """Execute every run of a sweep. Example: dilocox sweep experiments/sweeps/quickstart.yaml"""
+    from experiments.sweeping import execute_sweep, plan_sweep  # noqa: PLC0415
+
+    plan = plan_sweep(sweep_file, overrides or [], output)
+    if dry_run:
+        for planned in plan.runs:
+            out.print(planned.run_id)
+        return
+    failures = execute_sweep(plan, out, resume=resume)
+    out.print(f"results: {plan.folder}; report: dilocox report {plan.folder}", soft_wrap=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+@app.command()
+def results(directory: Annotated[Path, typer.Argument(metavar="DIR", help="folder of a sweep")]) -> None:
+    """Print the table of a sweep. Example: dilocox results runs/quickstart"""
+    from experiments.results import load, summarise, table  # noqa: PLC0415
+
+    summarise(directory)
+    out.print(table(load(directory)))
+
+
+@app.command()
+def report(directory: Annotated[Path, typer.Argument(metavar="DIR", help="folder of a sweep")]) -> None:
+    """Write report.html and the figures of a sweep. Example: dilocox report runs/quickstart"""
+    from experiments.report import write_report  # noqa: PLC0415
+    from experiments.results import load, summarise, table  # noqa: PLC0415
+
+    summarise(directory)
+    out.print(table(load(directory)))
+    path = write_report(directory)
+    out.print(f"report:  {path}", soft_wrap=True)
+    for figure in sorted((directory / "figures").glob("*.png")):
+        out.print(f"figure:  {figure}", soft_wrap=True)
+
+
+def check_data(config: Any) -> None:
+    """Reads the text once before anything is started, so that a bad file is an error of the request."""
+    from trainer.data import DataError, load_corpus  # noqa: PLC0415
+
+    try:
+        load_corpus(config.data, config.seed)
+    except DataError as error:
+        raise RequestError(f"data.source: {error}") from error
+
+
+def _print_record(record: dict[str, Any], run_dir: Path) -> None:
+    totals = record["totals"]
+    out.print(
+        f"status: {record['status']}" + (f" ({record['reason']})" if record["reason"] else ""), soft_wrap=True
+    )
+    if totals.get("val_loss") is not None:
+        out.print(
+            f"validation loss {totals['val_loss']:.4f} nats per token, {totals['tokens_per_s']:.0f} tokens/s,"
+            f" {totals['wan_payload_bytes'] / 1e6:.2f} MB of payload between replicas",
+            soft_wrap=True,
+        )
+    out.print(f"files: {run_dir}", soft_wrap=True)
+
+
+def main() -> None:
+    """Entry point: every expected error is one sentence, never a traceback."""
+    try:
+        app()
+    except (RequestError, TopologyError) as error:
+        err.print(f"dilocox: {error}", soft_wrap=True, markup=False)
+        sys.exit(2)
+    except (TestbedError, RunFailure) as error:
+        err.print(f"dilocox: {error}", soft_wrap=True, markup=False)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        err.print("dilocox: interrupted; what was measured is kept")
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stdout = None
+        sys.exit(1)
+    except (OSError, subprocess.SubprocessError) as error:
+        err.print(f"dilocox: {error}", soft_wrap=True, markup=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

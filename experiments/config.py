@@ -1,0 +1,112 @@
+"""A whole run as people write it: what to train, how to synchronise, over which network."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError
+
+from experiments.errors import RequestError
+from testbed.errors import TopologyError
+from testbed.topology import Topology, load_topology, topology_from
+from testbed.validation import load_yaml
+from trainer.config import TrainerConfig
+from trainer.config_errors import config_error_sentence
+
+LOOPBACK = "loopback"
+
+
+class RunConfig(TrainerConfig):
+    """A trainer's configuration with a name and a network; ``loopback`` needs neither root nor testbed."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    topology: Topology | Literal["loopback"] = "loopback"
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks: replicas x stages."""
+        return self.parallel.replicas * self.parallel.stages
+
+    def placement(self) -> list[str]:
+        """Node of every rank. Replica i lives in site i (one site: all replicas there), stage j on its node j.
+
+        Raises:
+            RequestError: more ranks than nodes, or replicas that do not fit the sites.
+        """
+        if self.topology == LOOPBACK or isinstance(self.topology, str):
+            return [f"rank-{rank}" for rank in range(self.world_size)]
+        topology, replicas, stages = self.topology, self.parallel.replicas, self.parallel.stages
+        nodes = list(topology.nodes)
+        if self.world_size > len(nodes):
+            raise RequestError(
+                f"parallel: found {replicas} replicas x {stages} stages = {self.world_size} ranks,"
+                f" allowed are at most the {len(nodes)} nodes of topology {topology.name!r}"
+            )
+        if len(topology.sites) == 1:
+            return nodes[: self.world_size]
+        if replicas != len(topology.sites):
+            raise RequestError(
+                f"parallel.replicas: found {replicas}, allowed is one replica per site:"
+                f" topology {topology.name!r} has {len(topology.sites)} sites"
+            )
+        small = [site for site in topology.sites if len(topology.nodes_of(site)) < stages]
+        if small:
+            raise RequestError(
+                f"parallel.stages: found {stages}, allowed are at most the nodes of each site:"
+                f" site {small[0]!r} of topology {topology.name!r} has {len(topology.nodes_of(small[0]))}"
+            )
+        return [node for site in topology.sites for node in topology.nodes_of(site)[:stages]]
+
+    def plain(self) -> dict[str, Any]:
+        """Resolved and complete, as plain data: running it again is the same run."""
+        return self.model_dump(mode="json")
+
+
+def resolve_run(data: dict[str, Any], file: str, near: Path | None = None) -> RunConfig:
+    """Checks a run's mapping; a topology given by path or name is read and becomes part of it.
+
+    Args:
+        data: the mapping as read from YAML.
+        file: where it came from, for error sentences.
+        near: a folder from which (and from whose parents) a relative topology path is tried too.
+
+    Raises:
+        RequestError: one sentence with file, key, found and allowed.
+    """
+    topology = data.get("topology", LOOPBACK)
+    try:
+        if isinstance(topology, dict):
+            topology = topology_from(topology, f"{file}: topology")
+        elif isinstance(topology, str) and topology != LOOPBACK:
+            topology = load_topology(_locate(topology, near))
+        config = RunConfig.model_validate({**data, "topology": topology})
+    except TopologyError as error:
+        raise RequestError(str(error)) from error
+    except ValidationError as error:
+        raise RequestError(config_error_sentence(error, file, RunConfig)) from error
+    try:
+        config.placement()
+    except RequestError as error:
+        raise RequestError(f"{file}: {error}") from error
+    return config
+
+
+def _locate(topology: str, near: Path | None) -> str:
+    if near is not None and not Path(topology).is_file():
+        for folder in (near, *near.resolve().parents):
+            if (folder / topology).is_file():
+                return str(folder / topology)
+    return topology
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Reads a YAML mapping, refusing duplicate keys; RequestError otherwise."""
+    try:
+        return load_yaml(path)
+    except TopologyError as error:
+        raise RequestError(str(error)) from error
+
+
+def write_config(config: RunConfig, path: Path) -> None:
+    """Writes the resolved configuration."""
+    path.write_text(yaml.safe_dump(config.plain(), sort_keys=False, allow_unicode=True), encoding="utf-8")

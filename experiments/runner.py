@@ -1,0 +1,413 @@
+"""One run, from a resolved configuration to a folder of plain files.
+
+Network up, links proved, one trainer per node, everything counted, network down, record written. A run whose
+links are off, whose machine could not keep its promises, or whose byte counts disagree is stored as ``invalid``
+with the reason; one whose trainer died as ``failed``; both keep what was measured.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments import accounting, series
+from experiments.config import RunConfig, write_config
+from experiments.errors import RequestError
+from experiments.record import PROJECT, environment, write_json
+from experiments.totals import totals
+from testbed.counters import Counters, Reading
+from testbed.errors import NetworkBroke, ProgramFailed
+from testbed.fidelity import CpuTimes, Fidelity, judge
+from testbed.launch import Program, wait_for_all
+from testbed.network import Network
+from testbed.nodes.namespace import User
+from testbed.probe import Probe, probe
+from testbed.sockets import Flow, SocketWatch
+from testbed.topology import Topology
+
+SAMPLE_EVERY_S = 0.5
+STALL_S = 30.0
+OVERRUN_SHARE = 0.02
+"""Paced steps that took more than 5 % longer than their pace; above this share the run is invalid."""
+
+Progress = Callable[[str, dict[str, Any]], None]
+"""Called with what is going on (``up``, ``probe``, ``train``, ...) and facts about it."""
+
+
+def _silent(_what: str, _facts: dict[str, Any]) -> None:
+    pass
+
+
+@dataclass
+class Evidence:
+    """One run's request, and what it leaves behind beside the trainer's own files."""
+
+    config: RunConfig
+    run_dir: Path
+    progress: Progress
+
+    status: str = "done"
+    reasons: list[str] = field(default_factory=list)
+    delay: str | None = None
+    before: Probe | None = None
+    after: Probe | None = None
+    fidelity: Fidelity | None = None
+    flows: list[Flow] = field(default_factory=list)
+    first: dict[str, Reading] = field(default_factory=dict)
+    last: dict[str, Reading] = field(default_factory=dict)
+    samples: list[Reading] = field(default_factory=list)
+    launched: float = 0.0  # monotonic
+    launched_epoch: float = 0.0
+    network: Network | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a run as Ctrl-C does, once: a second signal must not break the taking down."""
+    fired = False
+
+    def handler(number: int, _frame: object) -> None:
+        nonlocal fired
+        if not fired:
+            fired = True
+            raise KeyboardInterrupt(signal.Signals(number).name)
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {s: signal.signal(s, handler) for s in signals}
+    try:
+        yield
+    finally:
+        for number, old in previous.items():
+            signal.signal(number, old)
+
+
+def run(config: RunConfig, run_dir: Path, progress: Progress = _silent) -> dict[str, Any]:
+    """Executes a run and returns its record.
+
+    Raises:
+        RequestError: the folder holds something that is not a run of ours.
+        TestbedError: the network could not be built (nothing was started).
+        KeyboardInterrupt: after everything is taken down and what was measured is stored.
+    """
+    _prepare(run_dir)
+    user = User.invoking() if os.geteuid() == 0 else User(os.getuid(), os.getgid())
+    try:
+        write_config(config, run_dir / "config.yaml")
+        for name in ("ranks", "logs"):
+            (run_dir / name).mkdir()
+        if os.geteuid() == 0 and isinstance(config.topology, Topology):
+            os.chown(run_dir / "ranks", user.uid, user.gid)
+        evidence = Evidence(config, run_dir, progress)
+        try:
+            if isinstance(config.topology, Topology):
+                _on_network(evidence, config.topology, user)
+            else:
+                _on_loopback(evidence)
+        except ProgramFailed as failure:
+            evidence.status = "failed"
+            evidence.reasons.append(str(failure))
+        except NetworkBroke as broken:
+            evidence.status = "invalid"
+            evidence.reasons.append(str(broken))
+        except KeyboardInterrupt:
+            evidence.status = "interrupted"
+            evidence.reasons.append("interrupted")
+            _store(evidence)
+            raise
+        return _store(evidence)
+    finally:
+        _give_back(run_dir)
+
+
+def _prepare(run_dir: Path) -> None:
+    """An empty folder; one that holds an earlier try of a run is emptied, any other is refused."""
+    if run_dir.exists() and any(run_dir.iterdir()):
+        if not (run_dir / "config.yaml").exists():
+            raise RequestError(
+                f"{run_dir}: found a folder that is not a run's, allowed is an empty or a new one"
+            )
+        shutil.rmtree(run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+
+
+def _give_back(run_dir: Path) -> None:
+    """Files belong to whoever invoked us, not to root nor to the trainers' user."""
+    if os.geteuid() != 0:
+        return
+    uid, gid = int(os.environ.get("SUDO_UID", "0")), int(os.environ.get("SUDO_GID", "0"))
+    for path in [run_dir, *run_dir.rglob("*")]:
+        os.chown(path, uid, gid, follow_symlinks=False)
+    parent = run_dir.parent
+    if uid and parent.stat().st_uid == 0 and parent.is_relative_to(Path.cwd()):
+        os.chown(parent, uid, gid)
+
+
+def _trainer_command(run_dir: Path) -> list[str]:
+    return [sys.executable, "-m", "trainer", str(run_dir / "config.yaml")]
+
+
+def _stall_limit_s(config: RunConfig) -> float:
+    step_s = getattr(config.compute, "step_s", 0.0)
+    return max(STALL_S, 2 * step_s + 10)
+
+
+def _on_network(evidence: Evidence, topology: Topology, user: User) -> None:
+    clock = _Clock(evidence.seconds)
+    progress = evidence.progress
+    progress("up", {"topology": topology.name})
+    with interruptible(), contextlib.ExitStack() as stack:
+        network = stack.enter_context(Network(topology, expose=_exposed(evidence), user=user))
+        counters = stack.enter_context(Counters(network))
+        evidence.network, evidence.delay = network, network.delay
+        clock.lap("up")
+        progress("probe", {"pairs": len(network.plan.delays)})
+        evidence.before = probe(network)
+        clock.lap("probe_before")
+        if evidence.before.problems:
+            evidence.status = "invalid"
+            evidence.reasons += [f"before the run: {p}" for p in evidence.before.problems]
+            return
+        cpu = CpuTimes.now()
+        with SocketWatch(network, evidence.run_dir / "sockets") as sockets:
+            evidence.first = counters.read()
+            _train(evidence, network, counters)
+            evidence.flows = sockets.flows()
+        evidence.last = counters.read()
+        clock.lap("train")
+        evidence.fidelity = judge(
+            before=cpu,
+            after=CpuTimes.now(),
+            delay_stats=network.delay_stats(),
+            delay_alive=network.delay_alive(),
+            shortest_delay_ms=min((d.delay_ms for d in network.plan.delays), default=0.0),
+            direct_packets={name: reading.direct_packets for name, reading in evidence.last.items()},
+            dropped_packets=sum(r.dropped - evidence.first[n].dropped for n, r in evidence.last.items()),
+        )
+        evidence.reasons += evidence.fidelity.problems
+        if network.delay_alive():
+            progress("probe", {"pairs": len(network.plan.delays)})
+            evidence.after = probe(network)
+            evidence.reasons += [f"after the run: {p}" for p in evidence.after.problems]
+        clock.lap("probe_after")
+    clock.lap("down")
+    if evidence.reasons:
+        evidence.status = "invalid"
+
+
+def _exposed(evidence: Evidence) -> list[Path]:
+    """Folders that the trainers must reach at their own paths."""
+    source = Path(evidence.config.data.source)
+    folders = [evidence.run_dir.resolve()]
+    if source.exists():
+        folders.append(source.resolve() if source.is_dir() else source.resolve().parent)
+    return folders
+
+
+def _train(evidence: Evidence, network: Network, counters: Counters) -> None:
+    config, run_dir = evidence.config, evidence.run_dir
+    placement = config.placement()
+    evidence.launched, evidence.launched_epoch = time.monotonic(), time.time()
+    programs = []
+    for rank, node in enumerate(placement):
+        log = run_dir / "logs" / f"{node}.log"
+        with log.open("wb") as output:
+            process = network.nodes[node].start_program(
+                _trainer_command(run_dir),
+                network.user,
+                network.contract(node, rank, len(placement), run_dir.resolve()),
+                output,
+                PROJECT,
+            )
+        programs.append(Program(node, process, log))
+    watch = _Watch(evidence, counters)
+    wait_for_all(programs, stall_s=_stall_limit_s(config), sent_bytes=watch.sent_bytes, on_poll=watch.poll)
+
+
+class _Watch:
+    """Samples the links twice a second and reports how far the training is."""
+
+    def __init__(self, evidence: Evidence, counters: Counters | None = None) -> None:
+        last_stage = evidence.config.parallel.stages - 1
+        self._file = evidence.run_dir / "ranks" / f"rank-{last_stage}.steps.jsonl"
+        self._evidence, self._counters = evidence, counters
+        self._due = 0.0
+
+    def sent_bytes(self) -> dict[str, int]:
+        """Node -> bytes out of it, from the latest sample."""
+        latest = self._evidence.samples[-64:]
+        return {reading.link: reading.tx_bytes for reading in latest}
+
+    def poll(self) -> None:
+        """To be called often; does something every half second."""
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = now + SAMPLE_EVERY_S
+        network = self._evidence.network
+        if network is not None and not network.delay_alive():
+            raise NetworkBroke("the delay line died during the run: its links went dark")
+        if self._counters:
+            self._evidence.samples += self._counters.read().values()
+        step = series.last_line(self._file)
+        facts = {"steps": self._evidence.config.train.steps, "elapsed_s": now - self._evidence.launched}
+        self._evidence.progress("train", {**facts, **(step or {})})
+
+
+def _on_loopback(evidence: Evidence) -> None:
+    """All ranks as processes on 127.0.0.1, without root and without a testbed."""
+    config, run_dir = evidence.config, evidence.run_dir
+    clock = _Clock(evidence.seconds)
+    port = _free_port()
+    programs = []
+    evidence.launched, evidence.launched_epoch = time.monotonic(), time.time()
+    with interruptible():
+        try:
+            for rank in range(config.world_size):
+                log = run_dir / "logs" / f"rank-{rank}.log"
+                contract = {
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(config.world_size),
+                    "LOCAL_RANK": str(rank),
+                    "GLOO_SOCKET_IFNAME": "lo",
+                    "TESTBED_RUN_DIR": str(run_dir.resolve()),
+                }
+                with log.open("wb") as output:
+                    process = subprocess.Popen(
+                        _trainer_command(run_dir),
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        env={**os.environ, **contract},
+                        cwd=PROJECT,
+                        text=True,
+                        start_new_session=True,
+                    )
+                programs.append(Program(f"rank-{rank}", process, log))
+            watch = _Watch(evidence)
+            wait_for_all(programs, stall_s=_stall_limit_s(config), on_poll=watch.poll)
+        finally:
+            for program in programs:
+                program.process.kill()
+            for program in programs:
+                program.process.wait()
+    clock.lap("train")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe_socket:
+        probe_socket.bind(("127.0.0.1", 0))
+        return int(probe_socket.getsockname()[1])
+
+
+class _Clock:
+    """Names what the seconds of a run went into."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+        self._last = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        """Gives the time since the last lap to ``name``."""
+        now = time.monotonic()
+        self._seconds[name] = now - self._last
+        self._last = now
+
+
+def _store(evidence: Evidence) -> dict[str, Any]:
+    """Writes the Parquet files and the record."""
+    config, run_dir = evidence.config, evidence.run_dir
+    frames = series.collect(run_dir)
+    if evidence.samples:
+        rows = [reading.row(evidence.launched) for reading in evidence.samples]
+        pd.DataFrame(rows).to_parquet(run_dir / "links.parquet", index=False)
+    ranks = series.summaries(run_dir)
+    emulated = isinstance(config.topology, Topology)
+    counts = _account(evidence, ranks)
+    if evidence.status == "done" and len(ranks) != config.world_size:
+        evidence.status = "failed"
+        evidence.reasons.append(f"{len(ranks)} of {config.world_size} ranks wrote a summary")
+    if evidence.status in ("done", "invalid"):
+        problems = (counts.problems if counts else []) + _overruns(ranks)
+        evidence.reasons += problems
+        if problems:
+            evidence.status = "invalid"
+    record = {
+        **environment(),
+        "run_id": run_dir.name,
+        "name": config.name,
+        "status": evidence.status,
+        "valid": evidence.status == "done",
+        "reason": "; ".join(evidence.reasons),
+        "evidence": "trained" if emulated else "counted",
+        "seed": config.seed,
+        "started_epoch": evidence.launched_epoch,
+        "seconds": {name: round(value, 3) for name, value in evidence.seconds.items()},
+        "topology": config.topology.model_dump(mode="json")
+        if isinstance(config.topology, Topology)
+        else None,
+        "links": {
+            "delay": evidence.delay,
+            "wanted": [vars(link) for link in evidence.network.plan.links] if evidence.network else [],
+            "measured": _measured(evidence),
+        },
+        "fidelity": evidence.fidelity.row() if evidence.fidelity else None,
+        "accounting": counts.row() if counts else None,
+        "data": ranks[0].get("data") if ranks else None,
+        "totals": totals(config, frames, ranks, counts, evidence.launched_epoch),
+        "ranks": ranks,
+    }
+    if evidence.network:
+        record["totals"]["wan_links"] = list(evidence.network.plan.uplinks.values())
+    write_json(run_dir / "record.json", record)
+    return record
+
+
+def _measured(evidence: Evidence) -> list[dict[str, Any]]:
+    return [
+        {"when": when, **pair.row()}
+        for when, measured in (("before", evidence.before), ("after", evidence.after))
+        for pair in (measured.pairs if measured else ())
+    ]
+
+
+def _account(evidence: Evidence, ranks: list[dict[str, Any]]) -> accounting.Accounting | None:
+    """Reconciles the three byte counts. Exchanges between replicas of one site are LAN traffic."""
+    if not ranks:
+        return None
+    exchanged = sum(int(rank["payload_bytes"]["wan"]) for rank in ranks)
+    pipeline = sum(int(rank["payload_bytes"]["lan"]) for rank in ranks)
+    topology = evidence.config.topology
+    one_site = isinstance(topology, Topology) and len(topology.sites) == 1
+    payload = (0, exchanged + pipeline) if one_site else (exchanged, pipeline)
+    network = evidence.network
+    if network is None or not evidence.last:
+        return accounting.reconcile(payload, None, None)
+    kernel = accounting.kernel_bytes(network.plan, evidence.flows)
+    return accounting.reconcile(
+        payload, kernel, accounting.wire_bytes(network.plan, evidence.first, evidence.last)
+    )
+
+
+def _overruns(ranks: list[dict[str, Any]]) -> list[str]:
+    problems = []
+    for rank in ranks:
+        share = rank.get("overran_steps", 0) / max(1, rank["steps"])
+        if share > OVERRUN_SHARE:
+            problems.append(
+                f"rank {rank['rank']}: {rank['overran_steps']} of {rank['steps']} steps took longer than their"
+                f" pace, allowed {100 * OVERRUN_SHARE:g} %: raise compute.step_s or quieten the machine"
+            )
+    return problems

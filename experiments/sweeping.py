@@ -1,0 +1,94 @@
+"""Executes a sweep: one run after the other, finished ones kept, a failed one no reason to stop."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from experiments.config import RunConfig, resolve_run
+from experiments.errors import RequestError
+from experiments.progress import Reporter
+from experiments.results import summarise
+from experiments.runner import run
+from experiments.sweep import PlannedRun, SweepConfig, expand, load_sweep
+from testbed.errors import TestbedError
+
+FINISHED = ("done", "invalid", "failed")
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """A sweep whose every run has been checked; nothing has been started."""
+
+    sweep: SweepConfig
+    runs: list[PlannedRun]
+    configs: dict[str, RunConfig]
+    folder: Path
+
+
+def plan_sweep(sweep_file: Path, overrides: list[str], output: Path | None) -> SweepPlan:
+    """Reads, expands and checks a sweep, the text of every data source included.
+
+    Raises:
+        RequestError: anything wrong in any run, before the first one starts.
+    """
+    sweep = load_sweep(sweep_file, overrides)
+    near = sweep_file.resolve().parent
+
+    def validate(data: dict[str, Any]) -> dict[str, Any]:
+        return resolve_run(data, str(sweep_file), near).plain()
+
+    runs = expand(sweep, validate)
+    configs = {planned.run_id: resolve_run(planned.config, str(sweep_file), near) for planned in runs}
+    for source in {config.data.model_dump_json(): config for config in configs.values()}.values():
+        from experiments.cli import check_data  # noqa: PLC0415
+
+        check_data(source)
+    return SweepPlan(sweep, runs, configs, output or Path("runs") / sweep.name)
+
+
+def _finished(run_dir: Path) -> bool:
+    try:
+        status = json.loads((run_dir / "record.json").read_text(encoding="utf-8"))["status"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return status in FINISHED
+
+
+def execute_sweep(plan: SweepPlan, console: Console, resume: bool) -> int:
+    """Runs what is to be run; returns how many runs are not valid.
+
+    Raises:
+        RequestError: the folder already holds results and ``resume`` was not asked for.
+        KeyboardInterrupt: after the current run is taken down; finished runs stay.
+    """
+    if not resume and plan.folder.exists() and any(plan.folder.iterdir()):
+        raise RequestError(
+            f"{plan.folder}: found results of an earlier sweep; allowed is --resume, or another folder with -o"
+        )
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    (plan.folder / "sweep.yaml").write_text(
+        yaml.safe_dump(plan.sweep.model_dump(mode="json"), sort_keys=False), encoding="utf-8"
+    )
+    bad = 0
+    for number, planned in enumerate(plan.runs, start=1):
+        run_dir = plan.folder / planned.run_id
+        label = f"[{number}/{len(plan.runs)}] {planned.run_id}"
+        if resume and _finished(run_dir):
+            console.print(f"{label}: finished earlier", markup=False)
+            continue
+        try:
+            with Reporter(console, label) as reporter:
+                record = run(plan.configs[planned.run_id], run_dir, reporter)
+        except TestbedError as error:
+            console.print(f"{label}: {error}", markup=False)
+            raise
+        console.print(
+            f"{label}: {record['status']} {record['reason']}".rstrip(), markup=False, soft_wrap=True
+        )
+        bad += record["status"] != "done"
+    summarise(plan.folder)
+    return bad

@@ -1,0 +1,110 @@
+import json
+import signal
+import subprocess
+import time
+
+import host
+
+
+def test_doctor_says_that_this_machine_is_usable():
+    done = host.dilocox("doctor")
+    assert done.returncode == 0, done.stdout
+    assert "MISSING" not in done.stdout
+
+
+def test_doctor_names_what_is_missing_and_the_line_that_mends_it(tmp_path):
+    done = subprocess.run(
+        [*host.DILOCOX, "doctor"],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "apt-get install mininet" in done.stdout
+
+
+def test_a_command_that_needs_missing_tools_says_so_and_ends_with_1(tmp_path):
+    done = subprocess.run(
+        [*host.DILOCOX, "probe", "two-sites-1gbps"],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "mnexec is missing: apt-get install" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_network_commands_without_root_say_so_and_end_with_1():
+    done = subprocess.run(
+        ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", *_reachable_python()]
+        + ["-c", "import testbed.doctor as d; d.require_root()"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (
+        "needs root" in done.stderr or done.returncode == 126
+    )  # an interpreter below /root cannot even start
+
+
+def _reachable_python() -> list[str]:
+    return [host.DILOCOX[0]]
+
+
+def test_exec_runs_everywhere_with_the_contract_and_returns_the_worst_status():
+    script = "echo $TESTBED_NODE $TESTBED_SITE $RANK/$WORLD_SIZE $MASTER_ADDR:$MASTER_PORT $GLOO_SOCKET_IFNAME; [ $RANK != 2 ] || exit 7"
+    done = host.dilocox("exec", "two-sites-1gbps", "--", "sh", "-c", script)
+    assert done.returncode == 7
+    for rank, node in enumerate(("north-0", "north-1", "south-0", "south-1")):
+        assert f"{node}: {node} {node[:5]} {rank}/4 10.1.1.2:29500 eth0\n" in done.stdout
+    assert "south-0: exited with status 7" in done.stderr
+
+
+def test_exec_on_named_nodes_only_and_unknown_ones_are_refused():
+    done = host.dilocox("exec", "lan-10g", "--node", "hall-3", "--", "hostname", "-I")
+    assert (done.returncode, done.stdout.split()) == (0, ["hall-3:", "10.1.4.2"])
+    refused = host.dilocox("exec", "lan-10g", "--node", "hall-9", "--", "true")
+    assert refused.returncode == 2
+    assert "found 'hall-9', allowed: hall-0" in refused.stderr
+
+
+def test_exec_ends_a_program_that_overruns_its_limit():
+    began = time.monotonic()
+    done = host.dilocox("exec", "lan-10g", "--limit", "1", "--", "sleep", "100")
+    assert done.returncode == 124
+    assert time.monotonic() - began < 15
+
+
+def test_probe_prints_what_was_asked_and_measured():
+    done = host.dilocox("probe", "two-sites-1gbps", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert all(pair["ok"] for pair in result["pairs"])
+    assert len(result["pairs"]) == 2
+
+
+def test_up_shell_is_minninets_command_line():
+    process = subprocess.run(
+        [*host.DILOCOX, "up", "two-sites-1gbps", "--shell"],
+        input="north-0 ping -c 1 -W 2 south-1\nexit\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    assert "1 received" in process.stdout + process.stderr
+
+
+def test_up_stays_until_it_is_told_to_go():
+    process = host.start("up", "two-sites-1gbps")
+    line = process.stdout.readline()
+    assert "is up" in line
+    assert host.stop(process, signal.SIGTERM) < 5
+    process.stdout.close()
