@@ -6,8 +6,8 @@ fifth of the time. Hence `mean(..., collective="tuned")`. gloo sums int8 with si
 quantised payloads are gathered as bytes and averaged by whoever needs them, in rank order, which gives
 every replica the same bits.
 
-On loopback between two processes, 32 MiB of fp32: all-to-all 11 ms, all-gather of the halves 55 ms
-(it copies through a flat buffer), all-reduce 24 ms; the copies are the price of exactness per byte.
+On loopback, where only copies cost, 32 MiB of fp32 between two processes took: all-to-all 11 ms,
+all-gather of the halves 55 ms (gloo copies through a flat buffer), all-reduce 24 ms. All were exact.
 """
 
 from __future__ import annotations

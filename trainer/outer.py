@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from trainer.config import NesterovOuter, SgdOuter
+from trainer.method_config import NesterovOuter, SgdOuter
 from trainer.model import parameter_hash
 
 

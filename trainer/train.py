@@ -16,12 +16,16 @@ from trainer.config import TrainerConfig
 from trainer.data import BYTE_VOCAB, Corpus, Sampler
 from trainer.evaluate import Evaluator, bits_per_byte
 from trainer.inner import build_inner, clip_gradients, learning_rate, set_learning_rate
-from trainer.methods import Context, RoundRecord, build_method
+from trainer.methods import Context, ExchangeError, RoundRecord, build_method
 from trainer.metrics import BUCKETS, EVALUATION, SETUP, JsonLines, Ledger, difference, training_s, write_json
 from trainer.model import Shape, build_stage, count_parameters
 from trainer.pipeline import Pipeline
 from trainer.ranks import World
 from trainer.sockets import kernel_sent
+
+
+class TrainingError(RuntimeError):
+    """A step failed; the message names rank and step."""
 
 
 class Trainer:
@@ -69,11 +73,21 @@ class Trainer:
         return self.folder / f"rank-{self.world.rank}.{suffix}"
 
     def run(self) -> dict[str, Any]:
-        """Train to the end; returns the summary that was also written."""
+        """Train to the end; returns the summary that was also written.
+
+        Raises:
+            ExchangeError: an exchange between replicas failed.
+            TrainingError: anything else in a step did, a lost neighbour for example.
+        """
         with self.ledger.span("other_s"):
             self._evaluate(step=0)
             for step in range(1, self.config.train.steps + 1):
-                self._step(step)
+                try:
+                    self._step(step)
+                except ExchangeError:
+                    raise  # names rank and round
+                except RuntimeError as error:
+                    raise TrainingError(f"rank {self.world.rank}, step {step}: {error}") from error
         self.world.control.barrier()  # everybody has received everything: the kernel's counts are final
         summary = self._summary()
         for file in (self.steps_file, self.rounds_file, self.evals_file):

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from trainer.collectives import Exchange
 from trainer.compression import ErrorFeedback, build_averager
 from trainer.compression.rank_control import RankControl
-from trainer.config import DiLoCoXConfig, ParallelConfig, TrainerConfig
+from trainer.config import ParallelConfig, TrainerConfig
 from trainer.data import load_corpus
 from trainer.environment import read_environment
+from trainer.method_config import DiLoCoXConfig
 from trainer.metrics import Ledger
 from trainer.model import canonical_name
 from trainer.ranks import World, connect

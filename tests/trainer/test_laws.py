@@ -182,9 +182,16 @@ def test_local_steps_follow_the_rank_and_all_ranks_agree(runs):
     run = runs(method=DILOCOX, train={"steps": 20})
     plans = [[(r["local_steps"], r["rank_r"], r["step"]) for r in rounds] for rounds in run.rounds]
     assert all(plan == plans[0] for plan in plans)
-    for record in run.rounds[0]:
-        assert record["effective_rank"] >= 1
-    assert sum(r["local_steps"] for r in run.rounds[0]) == 20, "the last, partial round is exchanged too"
+    rounds = run.rounds[0]
+    assert all(r["effective_rank"] >= 1 for r in rounds)
+    assert sum(r["local_steps"] for r in rounds) == 20, "the last, partial round is exchanged too"
+    # what the exchange of round t taught is known at the end of round t+1: rank of its exchange, H of t+2
+    for number, record in enumerate(rounds[:-3]):
+        rank = rounds[number + 1]["rank_r"]
+        assert record["next_local_steps"] == max(1, round(2 * rank / 4))
+        assert rounds[number + 2]["local_steps"] == record["next_local_steps"]
+    assert {r["rank_r"] for r in rounds} != {4}, "the comparison needs a rank that moves"
+    assert {r["local_steps"] for r in rounds[:-1]} != {2}, "and with it H"
 
 
 def test_validation_is_of_outer_parameters_at_synchronisation_points(runs):

@@ -9,8 +9,9 @@ import torch
 
 from trainer import metrics, pipeline
 from trainer.compression.rank_control import RankControl, effective_rank
-from trainer.config import LowRankCompressor, TrainConfig
+from trainer.config import TrainConfig
 from trainer.inner import learning_rate
+from trainer.method_config import LowRankCompressor
 from trainer.metrics import JsonLines, Ledger, training_s, write_json
 from trainer.pipeline import Pacer
 

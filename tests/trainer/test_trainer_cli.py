@@ -123,6 +123,24 @@ def test_the_run_folder_comes_from_the_environment_and_a_failure_is_said_in_the_
     assert (tmp_path / "run" / "ranks").is_dir()
 
 
+def test_a_killed_neighbour_ends_the_run_at_once_and_loses_no_record(tmp_path):
+    parallel = {"replicas": 2, "stages": 1}
+    config = merged(TINY, {"parallel": parallel, "train": {"steps": 100_000, "timeout_s": 60}})
+    file = write(tmp_path / "run.yaml", config)
+    survivor, victim = launch(2, file, "--out", tmp_path / "out")
+    for line in survivor.stdout:  # until it trains
+        if line.startswith("step 3: "):
+            break
+    victim.kill()
+    (status, stderr), _ = finish([survivor, victim])
+    assert status == 1
+    last = stderr.splitlines()[-1]
+    lines = (tmp_path / "out" / "ranks" / "rank-0.steps.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) >= 3
+    assert last.startswith(f"rank 0, step {len(steps) + 1}: "), last
+
+
 def test_a_number_that_cannot_be_sent_ends_the_run_with_rank_round_and_tensor(tmp_path):
     """An exchange that fails in its background thread is reported by the main one."""
     alone = {"replicas": 1, "stages": 1}

@@ -7,7 +7,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from trainer.config import LowRankCompressor
+from trainer.method_config import LowRankCompressor
 
 
 class RankControl:

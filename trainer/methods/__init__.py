@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trainer.config import AllReduceConfig, DiLoCoConfig, TrainerConfig
+from trainer.config import TrainerConfig
+from trainer.method_config import AllReduceConfig, DiLoCoConfig
 from trainer.methods.allreduce import AllReduce
 from trainer.methods.base import Context, ExchangeError, Method, RoundRecord
 from trainer.methods.diloco import DiLoCo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trainer.config import AllReduceConfig
+from trainer.method_config import AllReduceConfig
 from trainer.methods.base import Context, Method
 
 

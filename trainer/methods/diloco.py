@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from trainer.compression import build_averager
-from trainer.config import DiLoCoConfig, DiLoCoXConfig
+from trainer.method_config import DiLoCoConfig, DiLoCoXConfig
 from trainer.methods.base import Context, copy_into
 from trainer.methods.local_update import LocalUpdate
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.compression.rank_control import RankControl
-from trainer.config import DiLoCoXConfig, LowRankCompressor
+from trainer.method_config import DiLoCoXConfig, LowRankCompressor
 from trainer.methods.base import Context, copy_into
 from trainer.methods.diloco import DiLoCo
 from trainer.methods.local_update import Finished

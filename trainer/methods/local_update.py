@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer.compression import Averaged, Averager
-from trainer.config import NesterovOuter, SgdOuter
+from trainer.method_config import NesterovOuter, SgdOuter
 from trainer.methods.base import Context, ExchangeError, Method, RoundRecord
 from trainer.metrics import Ledger, difference
 from trainer.outer import OuterOptimizer
