@@ -52,6 +52,11 @@ class Pacer:
         """Forget what the last step owed."""
         self._behind_s = self._spent_s = 0.0
 
+    def charge(self, spent_s: float) -> None:
+        """Take time that was computed outside a chunk, the loss, from the step's next chunk."""
+        self._behind_s += spent_s
+        self._spent_s += spent_s
+
     def finish_chunk(self, started: float, share: float) -> None:
         """Sleep until the chunk that began at `started` (perf_counter) has used its share of a slot."""
         due = self.slot_s * share
@@ -190,7 +195,11 @@ class Pipeline:
 
     def _training_loss(self, logits: Tensor, target: Tensor) -> Tensor:
         with self._ledger.span("compute_s"):
-            return token_loss(logits, target) / self.microbatches
+            started = time.perf_counter()
+            loss = token_loss(logits, target) / self.microbatches
+            if self.pacer is not None:
+                self.pacer.charge(time.perf_counter() - started)
+            return loss
 
 
 def token_loss(logits: Tensor, target: Tensor) -> Tensor:

@@ -63,6 +63,12 @@ def test_a_paced_chunk_takes_its_share_and_an_overrun_is_made_up_for(clock):
         clock.sleep(computed)
         pacer.finish_chunk(started, 1 / 3)
         assert clock.now - started == pytest.approx(expected)
+    pacer.charge(0.04)  # a loss computed between chunks shortens the next one
+    clock.sleep(0.04)
+    started = clock.now
+    clock.sleep(0.01)
+    pacer.finish_chunk(started, 1 / 3)
+    assert clock.now - started == pytest.approx(0.06)
     pacer.end_step()
     assert pacer.overran_steps == 0
 
