@@ -24,7 +24,8 @@ class Accounting:
     """The three counts of a run, for WAN and LAN, and every disagreement as a sentence. All in bytes."""
 
     wan_payload_bytes: int
-    lan_payload_bytes: int
+    lan_payload_bytes: int  # of training
+    evaluation_bytes: int  # activations of evaluations: on the LAN too, but in no figure of a method
     kernel_wan_bytes: int | None = None
     kernel_lan_bytes: int | None = None
     kernel_control_bytes: int | None = None
@@ -76,12 +77,12 @@ def kernel_bytes(plan: NetworkPlan, flows: Iterable[Flow]) -> tuple[int, int, in
 
 
 def reconcile(
-    payload: tuple[int, int], kernel: tuple[int, int, int, int] | None, wire: tuple[int, int, int] | None
+    payload: tuple[int, int, int], kernel: tuple[int, int, int, int] | None, wire: tuple[int, int, int] | None
 ) -> Accounting:
     """Puts the three counts side by side. Pure.
 
     Args:
-        payload: (WAN, LAN) as the trainer counted.
+        payload: (WAN, LAN, evaluation) as the trainer counted.
         kernel: result of :func:`kernel_bytes`, None on loopback.
         wire: result of :func:`wire_bytes`, None on loopback.
     """
@@ -89,7 +90,7 @@ def reconcile(
     if kernel is not None:
         result.kernel_wan_bytes, result.kernel_lan_bytes = kernel[0], kernel[1]
         result.kernel_control_bytes, result.retransmitted_bytes = kernel[2], kernel[3]
-        for name, said, acked in (("WAN", payload[0], kernel[0]), ("LAN", payload[1], kernel[1])):
+        for name, said, acked in (("WAN", payload[0], kernel[0]), ("LAN", payload[1] + payload[2], kernel[1])):
             deviation = acked / said - 1 if said else 0.0
             if name == "WAN":
                 result.kernel_deviation = deviation

@@ -79,7 +79,7 @@ def resolve_run(data: dict[str, Any], file: str, near: Path | None = None) -> Ru
             topology = topology_from(topology, f"{file}: topology")
         elif isinstance(topology, str) and topology != LOOPBACK:
             topology = load_topology(_locate(topology, near))
-        config = RunConfig.model_validate({**data, "topology": topology})
+        config = RunConfig.model_validate({**data, "topology": topology, **_absolute_source(data)})
     except TopologyError as error:
         raise RequestError(str(error)) from error
     except ValidationError as error:
@@ -97,6 +97,15 @@ def _locate(topology: str, near: Path | None) -> str:
             if (folder / topology).is_file():
                 return str(folder / topology)
     return topology
+
+
+def _absolute_source(data: dict[str, Any]) -> dict[str, Any]:
+    """A local text by its full path: trainers run in another folder."""
+    section = data.get("data")
+    if not isinstance(section, dict) or not isinstance(section.get("source"), str):
+        return {}
+    path = Path(section["source"])
+    return {"data": {**section, "source": str(path.resolve())}} if path.exists() else {}
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

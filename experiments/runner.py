@@ -100,6 +100,7 @@ def run(config: RunConfig, run_dir: Path, progress: Progress = _silent) -> dict[
         TestbedError: the network could not be built (nothing was started).
         KeyboardInterrupt: after everything is taken down and what was measured is stored.
     """
+    run_dir = run_dir.resolve()  # the trainers run elsewhere
     _prepare(run_dir)
     user = User.invoking() if os.geteuid() == 0 else User(os.getuid(), os.getgid())
     try:
@@ -208,7 +209,7 @@ def _on_network(evidence: Evidence, topology: Topology, user: User) -> None:
 def _exposed(evidence: Evidence) -> list[Path]:
     """Folders that the trainers must reach at their own paths."""
     source = Path(evidence.config.data.source)
-    folders = [evidence.run_dir.resolve()]
+    folders = [evidence.run_dir]
     if source.exists():
         folders.append(source.resolve() if source.is_dir() else source.resolve().parent)
     return folders
@@ -225,7 +226,7 @@ def _train(evidence: Evidence, network: Network, counters: Counters) -> None:
             process = network.nodes[node].start_program(
                 _trainer_command(run_dir),
                 network.user,
-                network.contract(node, rank, len(placement), run_dir.resolve()),
+                network.contract(node, rank, len(placement), run_dir),
                 output,
                 PROJECT,
             )
@@ -282,7 +283,7 @@ def _on_loopback(evidence: Evidence) -> None:
                     "WORLD_SIZE": str(config.world_size),
                     "LOCAL_RANK": str(rank),
                     "GLOO_SOCKET_IFNAME": "lo",
-                    "TESTBED_RUN_DIR": str(run_dir.resolve()),
+                    "TESTBED_RUN_DIR": str(run_dir),
                 }
                 with log.open("wb") as output:
                     process = subprocess.Popen(
@@ -379,7 +380,7 @@ def _measured(evidence: Evidence) -> list[dict[str, Any]]:
     return [
         {"when": when, **pair.row()}
         for when, measured in (("before", evidence.before), ("after", evidence.after))
-        for pair in (measured.pairs if measured else ())
+        for pair in (measured.measured if measured else ())
     ]
 
 
@@ -389,9 +390,11 @@ def _account(evidence: Evidence, ranks: list[dict[str, Any]]) -> accounting.Acco
         return None
     exchanged = sum(int(rank["payload_bytes"]["wan"]) for rank in ranks)
     pipeline = sum(int(rank["payload_bytes"]["lan"]) for rank in ranks)
+    evaluation = sum(int(rank["payload_bytes"]["evaluation"]) for rank in ranks)
     topology = evidence.config.topology
     one_site = isinstance(topology, Topology) and len(topology.sites) == 1
-    payload = (0, exchanged + pipeline) if one_site else (exchanged, pipeline)
+    wan, lan = (0, exchanged + pipeline) if one_site else (exchanged, pipeline)
+    payload = (wan, lan, evaluation)
     network = evidence.network
     if network is None or not evidence.last:
         return accounting.reconcile(payload, None, None)

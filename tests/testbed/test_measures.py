@@ -4,7 +4,7 @@ import pytest
 
 from testbed.fidelity import CpuTimes, judge
 from testbed.launch import describe_exit
-from testbed.probe import Measured
+from testbed.probe import Measured, Probe
 from testbed.shaping.delayline import BUCKET_US, Lateness
 from testbed.sockets import parse_flows
 
@@ -47,6 +47,12 @@ def measured(rtt=30.0, goodput=956.4, rtt_wanted=30.0):
 def test_a_link_that_is_off_is_named(pair, problems):
     assert len(pair.problems) == problems
     assert pair.row()["ok"] == (not problems)
+
+
+def test_the_last_measurement_of_a_pair_counts_and_all_are_kept():
+    hiccup = Probe((measured(goodput=800), measured()), 1.0)
+    assert (len(hiccup.measured), hiccup.problems) == (2, [])
+    assert Probe((measured(), measured(goodput=800)), 1.0).problems
 
 
 QUIET = {"p50_ms": 0.04, "p99_ms": 0.2, "max_ms": 0.9, "packets": 1000, "drops": 0}
