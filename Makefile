@@ -30,7 +30,7 @@ lint: setup ## ruff and mypy
 	.venv/bin/mypy
 
 bench: setup ## measure links, delay line, start-up and exchange; prints medians beside named rivals
-	$(SUDO) .venv/bin/python -m benchmarks
+	$(SUDO) .venv/bin/python tests/bench $(BENCH)
 
 clean: ## remove what dead runs left on this machine, and build caches (never results)
 	@if [ -x .venv/bin/dilocox ]; then $(SUDO) .venv/bin/dilocox clean; fi

@@ -93,20 +93,20 @@ def measure_rtt_ms(network: Network, source: str, target: str) -> float:
 
 
 def measure_goodput_mbps(
-    network: Network, source: str, target: str, seconds: int = 1, omit: int = 1
+    network: Network, source: str, target: str, *, seconds: int = 1, omit: int = 1, port: int = IPERF_PORT
 ) -> float:
     """TCP payload rate from one node to another by iperf3, in Mbit/s, its start-up left out."""
     address = network.plan.node_address[target]
     server = network.nodes[target].start_root(
-        ["iperf3", "-s", "-1", "-B", address, "-p", str(IPERF_PORT)],
+        ["iperf3", "-s", "-1", "-B", address, "-p", str(port)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
-        _wait_listening(network, target)
+        _wait_listening(network, target, port)
         out = network.nodes[source].run(
-            ["iperf3", "-J", "-c", address, "-p", str(IPERF_PORT), "-t", str(seconds), "-O", str(omit)]
+            ["iperf3", "-J", "-c", address, "-p", str(port), "-t", str(seconds), "-O", str(omit)]
             + ["--connect-timeout", "5000"],
             timeout_s=seconds + omit + 20,
         )
@@ -119,9 +119,9 @@ def measure_goodput_mbps(
     return float(result["end"]["sum_received"]["bits_per_second"]) / 1e6
 
 
-def _wait_listening(network: Network, node: str) -> None:
+def _wait_listening(network: Network, node: str, port: int) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
-    while f":{IPERF_PORT}" not in network.nodes[node].run(["ss", "-tlnH"]):
+    while f":{port} " not in network.nodes[node].run(["ss", "-tlnH"]):
         if time.monotonic() > deadline:
             raise TestbedError(f"{node}: iperf3 does not listen within {START_TIMEOUT_S:g} s")
         time.sleep(0.02)
@@ -156,7 +156,9 @@ def probe(network: Network) -> Probe:
                     rtt_ms=rtts[key],
                     rate_wanted_mbps=rate_mbps,
                     goodput_wanted_mbps=goodput_mbps(rate_mbps, topology.mtu),
-                    goodput_mbps=measure_goodput_mbps(network, first[source], first[target], seconds, omit),
+                    goodput_mbps=measure_goodput_mbps(
+                        network, first[source], first[target], seconds=seconds, omit=omit
+                    ),
                     tries=number,
                 )
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import resource
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -66,6 +67,7 @@ class Trainer:
         self.evals_file = JsonLines(self._path("evals.jsonl")) if writes_evals else None
         self.rounds = self._evaluated_at = 0
         self.seconds = self.ledger.read()  # as of the last record
+        self.began_epoch = 0.0
         self.last_loss: float | None = None
         self.last_validation: float | None = None
 
@@ -81,6 +83,7 @@ class Trainer:
         """
         with self.ledger.span("other_s"):
             self._evaluate(step=0)
+            self.began_epoch = time.time()
             for step in range(1, self.config.train.steps + 1):
                 try:
                     self._step(step)
@@ -182,6 +185,7 @@ class Trainer:
             "params_stage": sum(parameter.numel() for parameter in self.parameters.values()),
             "steps": config.train.steps,
             "tokens": config.train.steps * config.tokens_per_step,
+            "began_epoch": self.began_epoch,  # wall clock at the first step, to lay other clocks beside
             "wall_s": training_s(self.seconds),
             "eval_s": self.seconds[EVALUATION],
             **_buckets(self.seconds),
