@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -51,8 +52,8 @@ class Network:
         self.delay_stats_file = self.session.folder / "delayline.json"
 
     def __enter__(self) -> Self:
-        self.session.__enter__()
         try:
+            self.session.__enter__()
             self._build()
         except BaseException:
             self.__exit__(None, None, None)
@@ -62,13 +63,18 @@ class Network:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # All processes first, at once: the kernel takes the namespaces down with the last of them.
-        self.session.__exit__(kind, value, trace)
-        for node in self.nodes.values():
-            node.terminate()
-        self.nodes.clear()
-        if self.delay_line is not None:
-            self.delay_line.wait(timeout=READY_TIMEOUT_S)
+        # A signal that comes while we take things down must not stop half-way; it is delivered afterwards.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+        try:
+            # All processes first, at once: the kernel takes the namespaces down with the last of them.
+            self.session.__exit__(kind, value, trace)
+            for node in self.nodes.values():
+                node.terminate()
+            self.nodes.clear()
+            if self.delay_line is not None:
+                self.delay_line.wait(timeout=READY_TIMEOUT_S)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _build(self) -> None:
         Mininet.inited = (

@@ -264,6 +264,18 @@ def foreign():
         subprocess.run(command, check=True, timeout=10)
 
 
+@pytest.mark.parametrize("moment", [0.8, 1.2, 1.6, 3.0, 8.0, 11.0])
+def test_ctrl_c_at_any_moment_leaves_nothing_within_five_seconds(tmp_path, moment):
+    run_file = write_run(tmp_path / "run.yaml", train={**SMALL["train"], "steps": 100_000})
+    before = host.snapshot()
+    process = host.start("run", str(run_file), "-o", str(tmp_path / "run"))
+    time.sleep(moment)
+    assert host.stop(process) < 5
+    assert process.returncode != 0
+    assert host.snapshot() == before
+    process.stdout.close()
+
+
 # moments after the start of the command, in seconds: while importing, building, probing, starting, training
 MOMENTS = [0.5, 1.0, 1.4, 1.8, 2.5, 4.5, 7.0, 9.0, 13.0, 16.0]
 
