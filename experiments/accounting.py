@@ -90,7 +90,10 @@ def reconcile(
     if kernel is not None:
         result.kernel_wan_bytes, result.kernel_lan_bytes = kernel[0], kernel[1]
         result.kernel_control_bytes, result.retransmitted_bytes = kernel[2], kernel[3]
-        for name, said, acked in (("WAN", payload[0], kernel[0]), ("LAN", payload[1] + payload[2], kernel[1])):
+        for name, said, acked in (
+            ("WAN", payload[0], kernel[0]),
+            ("LAN", payload[1] + payload[2], kernel[1]),
+        ):
             deviation = acked / said - 1 if said else 0.0
             if name == "WAN":
                 result.kernel_deviation = deviation

@@ -275,7 +275,7 @@ def results(directory: Annotated[Path, typer.Argument(metavar="DIR", help="folde
     from experiments.results import load, summarise, table  # noqa: PLC0415
 
     summarise(directory)
-    out.print(table(load(directory)))
+    out.print(table(load(directory), out.width))
 
 
 @app.command()
@@ -285,7 +285,7 @@ def report(directory: Annotated[Path, typer.Argument(metavar="DIR", help="folder
     from experiments.results import load, summarise, table  # noqa: PLC0415
 
     summarise(directory)
-    out.print(table(load(directory)))
+    out.print(table(load(directory), out.width))
     path = write_report(directory)
     out.print(f"report:  {path}", soft_wrap=True)
     for figure in sorted((directory / "figures").glob("*.png")):

@@ -77,9 +77,9 @@ def summarise(directory: str | Path) -> pd.DataFrame:
     return results.runs
 
 
-def table(results: Results) -> Table:
-    """For a terminal: one line per configuration, its seeds averaged, then runs that do not count."""
-    return tables.rich_table(results.runs)
+def table(results: Results, width: int = tables.NARROW) -> Table:
+    """For a terminal: configurations with their seeds averaged, then runs that do not count."""
+    return tables.rich_table(results.runs, width)
 
 
 def table_text(results: Results) -> str:

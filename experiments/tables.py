@@ -128,14 +128,30 @@ def note(runs: pd.DataFrame) -> str:
     return " ".join(parts)
 
 
-def rich_table(runs: pd.DataFrame) -> Table:
-    """The table for a terminal; its caption holds the note and the runs that do not count."""
+NARROW = 130
+"""Below so many characters the columns would break; few configurations are then shown side by side instead."""
+MOST_SIDE_BY_SIDE = 5
+
+
+def rich_table(runs: pd.DataFrame, width: int = NARROW) -> Table:
+    """The table for a terminal `width` characters wide; its caption holds the note and the runs that do not count."""
     caption = "\n".join([note(runs), *problem_lines(runs)])
+    rows = table_rows(runs)
+    if width < NARROW and len(rows) <= MOST_SIDE_BY_SIDE:
+        found = Table(
+            box=None, pad_edge=False, caption=escape(caption), caption_justify="left", show_header=False
+        )
+        found.add_column(no_wrap=True)
+        for _ in rows:
+            found.add_column(justify="right")
+        for head, *cells in zip(HEADS, *rows, strict=True):
+            found.add_row(head, *(escape(cell) for cell in cells))
+        return found
     found = Table(box=None, pad_edge=False, caption=escape(caption), caption_justify="left")
     for number, head in enumerate(HEADS):
         justify: Literal["left", "right"] = "left" if number in (0, 2) else "right"
         found.add_column(head, justify=justify, overflow="fold", no_wrap=number == 0)
-    for row in table_rows(runs):
+    for row in rows:
         found.add_row(*(escape(cell) for cell in row))
     return found
 
@@ -144,7 +160,7 @@ def plain_text(runs: pd.DataFrame, width: int = 160) -> str:
     """The same table without colours, `width` characters wide."""
     console = Console(width=width, no_color=True, force_terminal=False, highlight=False)
     with console.capture() as captured:
-        console.print(rich_table(runs))
+        console.print(rich_table(runs, width))
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 
