@@ -104,11 +104,14 @@ def reconcile(
                 )
     if wire is not None:
         result.wan_wire_bytes, result.lan_wire_bytes, result.control_wire_bytes = wire
+        low, high = WIRE_OVERHEAD_BAND
         if payload[0]:
             result.wan_overhead = wire[0] / payload[0]
-        low, high = WIRE_OVERHEAD_BAND
-        if payload[0] >= MIN_BYTES_TO_JUDGE and not low <= wire[0] / payload[0] <= high:
-            result.problems.append(
-                f"WAN wire bytes are {wire[0] / payload[0]:.4f} x payload, allowed {low} to {high}"
-            )
+            once = (wire[0] - (kernel[3] if kernel else 0)) / payload[
+                0
+            ]  # what loss made TCP repeat is no overhead
+            if payload[0] >= MIN_BYTES_TO_JUDGE and not low <= once <= high:
+                result.problems.append(
+                    f"WAN wire bytes without retransmissions are {once:.4f} x payload, allowed {low} to {high}"
+                )
     return result

@@ -83,7 +83,7 @@ def nfqueue_works() -> tuple[bool, str]:
 
 def bind_once() -> None:
     """Binds one queue and lets it go (called in the scratch namespace)."""
-    DelayLine({0: 1.0}, 16, stats=None).sock.close()  # type: ignore[arg-type]
+    DelayLine({0: (1.0, 0.0, 0.0)}, 16, stats=None).sock.close()  # type: ignore[arg-type]
 
 
 def choose_delay(asked: Literal["auto", "netem", "nfqueue"]) -> Literal["netem", "nfqueue"]:

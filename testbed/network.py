@@ -42,7 +42,8 @@ class Network:
         self.plan: NetworkPlan = plan_network(topology)
         self.topology = topology
         self.user = user or User.invoking()
-        self.delay = choose_delay(topology.delay) if self.plan.delays else "none"
+        asked = "nfqueue" if topology.jitters else topology.delay  # netem's jitter reorders packets
+        self.delay = choose_delay(asked) if self.plan.delays else "none"
         self.session = Session(f"network {topology.name}")
         interpreter = [Path(sys.base_prefix), Path(sys.prefix), PROJECT]
         self.exposed = [check_shell_safe(p.resolve()) for p in [*interpreter, *(expose or [])]]
@@ -94,6 +95,8 @@ class Network:
                 interface.ip, interface.prefixLen = address.split("/")  # for Mininet's command line
         self._configure_addresses()
         self._configure_tcp()
+        if self.topology.loses:
+            self._no_super_packets()
         self._configure_mounts()
         self._shape()
         self._start_delay()
@@ -138,6 +141,19 @@ class Network:
                 raise TestbedError(
                     f"{name}: congestion control {tcp.congestion_control} was asked for, the route has {metrics}"
                 )
+
+    def _no_super_packets(self) -> None:
+        """One lost super-packet would be up to 45 lost segments: where packets are lost, offloads are off."""
+        for veth in self.plan.veths:
+            for name, interface, _ in (veth.left, veth.right):
+                node = self.nodes[name]
+                node.run(["ethtool", "-K", interface, "tso", "off", "gso", "off", "gro", "off"])
+                features = node.run(["ethtool", "-k", interface])
+                if (
+                    "tcp-segmentation-offload: on" in features
+                    or "generic-segmentation-offload: on" in features
+                ):
+                    raise TestbedError(f"{name}: segmentation offload of {interface} cannot be turned off")
 
     def _configure_mounts(self) -> None:
         hosts = self.session.folder / "hosts"

@@ -40,11 +40,13 @@ class Veth:
 
 @dataclass(frozen=True)
 class DelayClass:
-    """Packets from one site to another are held for ``delay_ms`` in the core."""
+    """Packets from one site to another are held for ``delay_ms`` ± ``jitter_ms`` in the core; a share is lost."""
 
     source: str
     target: str
     delay_ms: float
+    jitter_ms: float
+    loss: float
     from_interface: str  # of the core
     to_interface: str  # of the core
     source_subnet: str
@@ -127,6 +129,8 @@ def plan_network(topology: Topology) -> NetworkPlan:
             source=source,
             target=target,
             delay_ms=topology.rtt_ms(source, target) / 2,
+            jitter_ms=topology.pair(source, target).jitter_ms,
+            loss=topology.pair(source, target).loss,
             from_interface=f"s{i}",
             to_interface=f"s{j}",
             source_subnet=f"10.{i}.0.0/16",

@@ -1,6 +1,7 @@
 """Measures every WAN pair and compares it with the topology: no result may exist over a link that is off."""
 
 import json
+import math
 import re
 import statistics
 import subprocess
@@ -15,6 +16,14 @@ from testbed.units import goodput_mbps
 RTT_TOLERANCE_MS = 1.0
 RTT_TOLERANCE_SHARE = 0.02
 RATE_TOLERANCE_SHARE = 0.03
+LOSS_SIGMAS = 4.0
+"""A binomial count lies outside so many standard deviations once in 16,000 measurements."""
+UDP_PAYLOAD_BYTES = 1448
+UDP_WIRE_BYTES = UDP_PAYLOAD_BYTES + 42  # Ethernet 14, IP 20, UDP 8
+UDP_SHARE = 0.5
+"""Loss is measured at this share of the rate, where no queue overflows."""
+UDP_OVERLOAD = 1.1
+"""The rate of a lossy link is what arrives when so much of it is sent: TCP there is slow for its own reasons."""
 PINGS = 15
 PING_INTERVAL_S = 0.02
 TRIES = 3
@@ -36,12 +45,16 @@ class Measured:
     goodput_wanted_mbps: float  # TCP payload that this rate can carry
     goodput_mbps: float
     tries: int = 1  # measurements until the link kept its promise, or all that were allowed
+    jitter_wanted_ms: float = 0.0
+    loss_wanted: float = 0.0
+    packets: int = 0  # sent to measure the loss
+    lost: int = 0
 
     @property
     def problems(self) -> list[str]:
         """What is off, as sentences; empty when the link keeps its promise."""
         found = []
-        allowed_ms = max(RTT_TOLERANCE_MS, RTT_TOLERANCE_SHARE * self.rtt_wanted_ms)
+        allowed_ms = max(RTT_TOLERANCE_MS, RTT_TOLERANCE_SHARE * self.rtt_wanted_ms) + self.jitter_wanted_ms
         if abs(self.rtt_ms - self.rtt_wanted_ms) > allowed_ms:
             found.append(
                 f"{self.source}-{self.target}: RTT {self.rtt_ms:.2f} ms,"
@@ -49,8 +62,15 @@ class Measured:
             )
         if abs(self.goodput_mbps / self.goodput_wanted_mbps - 1) > RATE_TOLERANCE_SHARE:
             found.append(
-                f"{self.source}-{self.target}: {self.goodput_mbps:.1f} Mbit/s of TCP payload,"
+                f"{self.source}-{self.target}: {self.goodput_mbps:.1f} Mbit/s of payload,"
                 f" allowed {self.goodput_wanted_mbps:.1f} ± {100 * RATE_TOLERANCE_SHARE:g} %"
+            )
+        expected = self.packets * self.loss_wanted
+        allowed = LOSS_SIGMAS * math.sqrt(expected * (1 - self.loss_wanted)) + 1
+        if self.loss_wanted and abs(self.lost - expected) > allowed:
+            found.append(
+                f"{self.source}-{self.target}: {self.lost} of {self.packets} packets lost,"
+                f" allowed {expected:.0f} ± {allowed:.0f}"
             )
         return found
 
@@ -96,6 +116,21 @@ def measure_goodput_mbps(
     network: Network, source: str, target: str, *, seconds: int = 1, omit: int = 1, port: int = IPERF_PORT
 ) -> float:
     """TCP payload rate from one node to another by iperf3, in Mbit/s, its start-up left out."""
+    result = _iperf(
+        network,
+        source,
+        target,
+        port=port,
+        options=["-t", str(seconds), "-O", str(omit)],
+        seconds=seconds + omit,
+    )
+    return float(result["end"]["sum_received"]["bits_per_second"]) / 1e6
+
+
+def _iperf(
+    network: Network, source: str, target: str, *, port: int, options: list[str], seconds: int
+) -> dict[str, Any]:
+    """Runs iperf3 once between two nodes; its JSON."""
     address = network.plan.node_address[target]
     server = network.nodes[target].start_root(
         ["iperf3", "-s", "-1", "-B", address, "-p", str(port)],
@@ -103,20 +138,38 @@ def measure_goodput_mbps(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+    command = ["iperf3", "-J", "-c", address, "-p", str(port), "--connect-timeout", "5000", *options]
     try:
         _wait_listening(network, target, port)
-        out = network.nodes[source].run(
-            ["iperf3", "-J", "-c", address, "-p", str(port), "-t", str(seconds), "-O", str(omit)]
-            + ["--connect-timeout", "5000"],
-            timeout_s=seconds + omit + 20,
-        )
+        out = network.nodes[source].run(command, timeout_s=seconds + 20)
     finally:
         server.kill()
         server.wait()
-    result = json.loads(out)
+    result: dict[str, Any] = json.loads(out)
     if "error" in result:
         raise TestbedError(f"{source} to {target}: iperf3: {result['error']}")
-    return float(result["end"]["sum_received"]["bits_per_second"]) / 1e6
+    return result
+
+
+def measure_udp(
+    network: Network, source: str, target: str, *, rate_mbps: float, seconds: int = 3
+) -> tuple[float, int, int]:
+    """(payload Mbit/s received, packets sent, packets lost) when UDP is sent at a rate of layer 2, by iperf3."""
+    offered_mbps = rate_mbps * UDP_PAYLOAD_BYTES / UDP_WIRE_BYTES
+    options = [
+        "-u",
+        "-b",
+        f"{offered_mbps:.6f}M",
+        "-l",
+        str(UDP_PAYLOAD_BYTES),
+        "-t",
+        str(seconds),
+        "-O",
+        "1",
+    ]
+    end = _iperf(network, source, target, port=IPERF_PORT, options=options, seconds=seconds + 1)["end"]["sum"]
+    sent, lost = int(end["packets"]), int(end["lost_packets"])
+    return (sent - lost) * UDP_PAYLOAD_BYTES * 8 / 1e6 / float(end["seconds"]), sent, lost
 
 
 def _wait_listening(network: Network, node: str, port: int) -> None:
@@ -148,6 +201,16 @@ def probe(network: Network) -> Probe:
         for number in range(1, TRIES + 1):
             if key not in rtts or number > 1:
                 rtts[key] = measure_rtt_ms(network, first[source], first[target])
+            if delay.loss:
+                possible = rate_mbps * UDP_PAYLOAD_BYTES / UDP_WIRE_BYTES * (1 - delay.loss)
+                ends = (network, first[source], first[target])
+                _, packets, lost = measure_udp(*ends, rate_mbps=UDP_SHARE * rate_mbps)
+                goodput, _, _ = measure_udp(*ends, rate_mbps=UDP_OVERLOAD * rate_mbps)
+            else:
+                possible, packets, lost = goodput_mbps(rate_mbps, topology.mtu), 0, 0
+                goodput = measure_goodput_mbps(
+                    network, first[source], first[target], seconds=seconds, omit=omit
+                )
             pairs.append(
                 Measured(
                     source=source,
@@ -155,11 +218,13 @@ def probe(network: Network) -> Probe:
                     rtt_wanted_ms=topology.rtt_ms(source, target),
                     rtt_ms=rtts[key],
                     rate_wanted_mbps=rate_mbps,
-                    goodput_wanted_mbps=goodput_mbps(rate_mbps, topology.mtu),
-                    goodput_mbps=measure_goodput_mbps(
-                        network, first[source], first[target], seconds=seconds, omit=omit
-                    ),
+                    goodput_wanted_mbps=possible,
+                    goodput_mbps=goodput,
                     tries=number,
+                    jitter_wanted_ms=delay.jitter_ms,
+                    loss_wanted=delay.loss,
+                    packets=packets,
+                    lost=lost,
                 )
             )
             if not pairs[-1].problems:

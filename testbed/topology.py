@@ -75,12 +75,24 @@ class Site(Strict):
 
 
 class Pair(Strict):
-    """The path between two sites; half of ``rtt_ms`` is applied each way."""
+    """The path between two sites; half of ``rtt_ms`` is applied each way.
+
+    ``jitter_ms``: each packet's one-way delay is drawn evenly from half the RTT ± this, and packets never overtake.
+    ``loss``: share of packets lost each way, independently.
+    """
 
     between: tuple[str, str]
     rtt_ms: float = Field(ge=0, le=MAX_RTT_MS)
-    jitter_ms: float = Field(default=0, ge=0, le=0)  # widened when the delay lines can jitter
-    loss: float = Field(default=0, ge=0, le=0)  # widened when the links can lose
+    jitter_ms: float = Field(default=0, ge=0)
+    loss: float = Field(default=0, ge=0, le=0.5)
+
+    @model_validator(mode="after")
+    def _jitter_below_delay(self) -> Self:
+        if self.jitter_ms > self.rtt_ms / 2:
+            raise ValueError(
+                f"jitter_ms: found {self.jitter_ms:g}, allowed is at most half of rtt_ms ({self.rtt_ms / 2:g})"
+            )
+        return self
 
 
 class Wan(Strict):
@@ -136,7 +148,21 @@ class Topology(Strict):
                 seen[node] = site
         if len(self.sites) > 1:
             self._check_pairs()
+        if self.delay == "netem" and self.jitters:
+            raise ValueError(
+                "delay: found netem together with jitter_ms, which reorders packets there; allowed: auto, nfqueue"
+            )
         return self
+
+    @property
+    def jitters(self) -> bool:
+        """Whether any path has jitter."""
+        return any(pair.jitter_ms for pair in self.wan.pairs) if self.wan else False
+
+    @property
+    def loses(self) -> bool:
+        """Whether any path loses packets."""
+        return any(pair.loss for pair in self.wan.pairs) if self.wan else False
 
     def _check_pairs(self) -> None:
         if self.wan is None:
@@ -181,14 +207,16 @@ class Topology(Strict):
             raise TopologyError(f"site {site} has no uplink: the topology has no wan section")
         return self.wan.uplink
 
-    def rtt_ms(self, one: str, other: str) -> float:
-        """Round-trip time asked for between two sites, in ms."""
-        if one == other:
-            return self.sites[one].lan.rtt_ms
+    def pair(self, one: str, other: str) -> Pair:
+        """The path between two sites."""
         for pair in self.wan.pairs if self.wan else []:
             if set(pair.between) == {one, other}:
-                return pair.rtt_ms
+                return pair
         raise TopologyError(f"no pair of sites {one} and {other}")
+
+    def rtt_ms(self, one: str, other: str) -> float:
+        """Round-trip time asked for between two sites, in ms."""
+        return self.sites[one].lan.rtt_ms if one == other else self.pair(one, other).rtt_ms
 
     def wan_rate_mbps(self, source: str, target: str) -> float:
         """The most that one flow can get from one site to another, in Mbit/s at layer 2."""

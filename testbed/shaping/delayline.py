@@ -3,7 +3,7 @@
 Started in the core's namespace as ``python -m testbed.shaping.delayline CONFIG STATS``. Packets stay in the
 kernel; only their metadata is copied here, and packets whose time has come are released by batch verdict. The
 wait counts from the kernel's own time stamp of a packet, so that a late wake-up of this process does not add to
-it. Delay is constant within a queue, so packets are never reordered. STATS (JSON) is rewritten every half second with how
+it. Delay never reorders: with jitter a packet is due no earlier than the one before it. Lost packets are dropped on arrival. STATS (JSON) is rewritten every half second with how
 late packets were released, which is what decides whether a run may be believed.
 
 Standard library only: no binding on PyPI offers both the GSO flag and batch verdicts. Message formats are those
@@ -12,6 +12,7 @@ of linux/netfilter/nfnetlink_queue.h.
 
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -23,13 +24,13 @@ from pathlib import Path
 
 NETLINK_NETFILTER = 12
 NFNL_SUBSYS_QUEUE = 3
-MSG_PACKET, MSG_CONFIG, MSG_VERDICT_BATCH = (NFNL_SUBSYS_QUEUE << 8 | m for m in (0, 2, 3))
+MSG_PACKET, MSG_VERDICT, MSG_CONFIG, MSG_VERDICT_BATCH = (NFNL_SUBSYS_QUEUE << 8 | m for m in range(4))
 CFG_CMD, CFG_PARAMS, CFG_QUEUE_MAXLEN, CFG_MASK, CFG_FLAGS = 1, 2, 3, 4, 5
 CMD_BIND = 1
 COPY_META = 1
 FLAG_GSO = 4
 ATTR_VERDICT_HDR, ATTR_TIMESTAMP = 2, 4
-NF_ACCEPT = 1
+NF_DROP, NF_ACCEPT = 0, 1
 NLM_F_REQUEST, NLM_F_ACK, NLMSG_ERROR = 1, 4, 2
 SOL_NETLINK, NETLINK_NO_ENOBUFS = 270, 5
 SO_RCVBUFFORCE = 33
@@ -148,9 +149,14 @@ def kernel_drops() -> int:
 class DelayLine:
     """Binds the queues and runs until SIGTERM."""
 
-    def __init__(self, delays_ms: dict[int, float], max_packets: int, stats: Path) -> None:
-        self.delay_s = {queue: delay_ms / 1e3 for queue, delay_ms in delays_ms.items()}
-        self.waiting: dict[int, deque[tuple[float, int]]] = {queue: deque() for queue in delays_ms}
+    def __init__(self, paths: dict[int, tuple[float, float, float]], max_packets: int, stats: Path) -> None:
+        """``paths``: queue number -> (delay ms, jitter ms, share of packets lost)."""
+        self.paths = {
+            queue: (delay / 1e3, jitter / 1e3, loss) for queue, (delay, jitter, loss) in paths.items()
+        }
+        self.waiting: dict[int, deque[tuple[float, int]]] = {queue: deque() for queue in paths}
+        self.random = random.Random(0)
+        self.lost = 0
         self.lateness = Lateness()
         self.clock = ArrivalClock()
         self.stats = stats
@@ -159,7 +165,7 @@ class DelayLine:
         self.sock.bind((0, 0))
         self.sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)
         self.sock.setsockopt(SOL_NETLINK, NETLINK_NO_ENOBUFS, 1)
-        for queue in delays_ms:
+        for queue in paths:
             _configure(self.sock, queue, max_packets)
         self.sock.setblocking(False)
 
@@ -179,9 +185,25 @@ class DelayLine:
                     queue = int.from_bytes(view[offset + 18 : offset + 20], "big")
                     # NFQA_PACKET_HDR is always the first attribute; its value starts with the packet's id
                     packet = int.from_bytes(view[offset + 24 : offset + 28], "big")
-                    arrived = self.clock.arrival(view[offset : offset + length])
-                    self.waiting[queue].append((arrived + self.delay_s[queue], packet))
+                    self._hold(queue, packet, self.clock.arrival(view[offset : offset + length]))
                 offset += (length + 3) & ~3
+
+    def _hold(self, queue: int, packet: int, arrived: float) -> None:
+        delay_s, jitter_s, loss = self.paths[queue]
+        if loss and self.random.random() < loss:
+            self.lost += 1
+            self._verdict(MSG_VERDICT, queue, NF_DROP, packet)
+            return
+        due = arrived + delay_s
+        waiting = self.waiting[queue]
+        if jitter_s:
+            due += self.random.uniform(-jitter_s, jitter_s)
+            due = max(due, waiting[-1][0]) if waiting else due
+        waiting.append((due, packet))
+
+    def _verdict(self, kind: int, queue: int, verdict: int, packet: int) -> None:
+        body = _attribute(ATTR_VERDICT_HDR, struct.pack("!II", verdict, packet))
+        self.sock.send(_message(kind, queue, body))
 
     def _release(self) -> float:
         """Lets go of what is due; returns the seconds until the next packet is (at most the stats interval)."""
@@ -193,8 +215,7 @@ class DelayLine:
                 due, last = waiting.popleft()
                 self.lateness.add(max(0.0, now - due))
             if last is not None:
-                verdict = _attribute(ATTR_VERDICT_HDR, struct.pack("!II", NF_ACCEPT, last))
-                self.sock.send(_message(MSG_VERDICT_BATCH, queue, verdict))
+                self._verdict(MSG_VERDICT_BATCH, queue, NF_ACCEPT, last)
             if waiting:
                 next_due = min(next_due, waiting[0][0])
         return max(0.0, next_due - EARLY_S - time.monotonic())
@@ -206,6 +227,7 @@ class DelayLine:
             "p50_ms": self.lateness.quantile_ms(0.5),
             "p99_ms": self.lateness.quantile_ms(0.99),
             "max_ms": self.lateness.max_s * 1e3,
+            "lost": self.lost,
             "drops": kernel_drops(),
             "realtime": os.sched_getscheduler(0) == os.SCHED_FIFO,
         }
@@ -238,8 +260,8 @@ class DelayLine:
 def main() -> int:
     """Reads CONFIG, binds, writes the first STATS as the sign of being ready, and runs."""
     config = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    delays = {int(queue): float(delay_ms) for queue, delay_ms in config["queues"].items()}
-    line = DelayLine(delays, int(config["max_packets"]), Path(sys.argv[2]))
+    paths = {int(queue): (float(d), float(j), float(p)) for queue, (d, j, p) in config["queues"].items()}
+    line = DelayLine(paths, int(config["max_packets"]), Path(sys.argv[2]))
 
     def stop(*_: object) -> None:
         line.stopping = True

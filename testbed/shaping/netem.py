@@ -1,7 +1,9 @@
 """Delay by netem: on the core's egress to a site, one htb class for every other site with a netem queue below it.
 
 The default wherever the kernel has ``sch_netem``. netem's own ``limit`` of 1000 packets collapses at 1 Gbit/s
-and 100 ms; here it holds what is in flight and the link's queue.
+and 100 ms; here it holds what is in flight and the link's queue. A limit in packets does not bound a queue in bytes
+(a super-packet of many segments counts as one), so the link's queue is a bfifo below netem: packets go there when
+their delay is over, and wait there for their turn.
 """
 
 from testbed.plan import DelayClass, NetworkPlan
@@ -31,7 +33,9 @@ def commands(plan: NetworkPlan) -> list[str]:
             f"class add dev {dev} parent 1:1 classid 1:{minor:x} htb rate {share}bit ceil {ceil}bit"
             f" burst {burst} cburst {burst} quantum {QUANTUM_BYTES}",
             f"qdisc add dev {dev} parent 1:{minor:x} handle {minor:x}: netem"
-            f" delay {round(delay.delay_ms * 1000)}us limit {limit_packets(delay)}",
+            f" delay {round(delay.delay_ms * 1000)}us limit {limit_packets(delay)}"
+            + (f" loss {100 * delay.loss:g}%" if delay.loss else ""),
+            f"qdisc add dev {dev} parent {minor:x}:1 bfifo limit {delay.queue_bytes}",
             f"filter add dev {dev} parent 1: protocol ip prio 2 u32 match ip src {delay.source_subnet}"
             f" flowid 1:{minor:x}",
         ]

@@ -16,17 +16,22 @@ MAX_PACKETS = 65_536
 
 @dataclass(frozen=True)
 class Queue:
-    """One NFQUEUE number of the core and how long its packets wait, in ms."""
+    """One NFQUEUE number of the core, how long its packets wait (ms) and which share of them is lost."""
 
     number: int
     delay_ms: float
+    jitter_ms: float
+    loss: float
     source: str
     target: str
 
 
 def queues(plan: NetworkPlan) -> list[Queue]:
     """One queue for each ordered pair of sites, so that no pair's packets wait behind another's."""
-    return [Queue(n, delay.delay_ms, delay.source, delay.target) for n, delay in enumerate(plan.delays)]
+    return [
+        Queue(n, delay.delay_ms, delay.jitter_ms, delay.loss, delay.source, delay.target)
+        for n, delay in enumerate(plan.delays)
+    ]
 
 
 def rules(plan: NetworkPlan, iptables: str = "iptables") -> list[list[str]]:
@@ -40,5 +45,8 @@ def rules(plan: NetworkPlan, iptables: str = "iptables") -> list[list[str]]:
 
 def write_config(plan: NetworkPlan, path: Path) -> None:
     """What the delay line process reads at its start."""
-    config = {"queues": {str(q.number): q.delay_ms for q in queues(plan)}, "max_packets": MAX_PACKETS}
+    config = {
+        "queues": {str(q.number): [q.delay_ms, q.jitter_ms, q.loss] for q in queues(plan)},
+        "max_packets": MAX_PACKETS,
+    }
     path.write_text(json.dumps(config), encoding="utf-8")

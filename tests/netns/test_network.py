@@ -1,6 +1,8 @@
 import json
 import os
+import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -51,12 +53,24 @@ def test_any_matrix_of_rtts_is_kept_also_one_that_no_sum_of_site_delays_gives():
             )
 
 
+def test_packets_are_lost_and_jittered_as_asked_and_never_reordered():
+    with Network(load_topology("lossy-internet")) as network:
+        network.nodes["home-0"].run(["sh", "-c", "ping -n -i 0.005 -c 600 -w 20 10.2.1.2 > /tmp/pings"])
+        out = network.nodes["home-0"].run(["cat", "/tmp/pings"])
+        assert probe(network).problems == []
+    order = [int(n) for n in re.findall(r"icmp_seq=(\d+)", out)]
+    times = [float(t) for t in re.findall(r"time=([\d.]+)", out)]
+    assert order == sorted(order)
+    assert max(times) - min(times) > 1.5  # two independent draws of ±2 ms
+    assert 56 <= statistics.median(times) <= 64
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (["tc", "class", "change", "dev", "up", "parent", "1:1", "classid", "1:10"]
-         + ["htb", "rate", "500mbit", "ceil", "500mbit", "burst", "64k", "cburst", "64k", "quantum", "60000"], "Mbit/s of TCP payload"),
-        (["tc", "qdisc", "del", "dev", "up", "root"], "Mbit/s of TCP payload"),
+         + ["htb", "rate", "500mbit", "ceil", "500mbit", "burst", "64k", "cburst", "64k", "quantum", "60000"], "Mbit/s of payload"),
+        (["tc", "qdisc", "del", "dev", "up", "root"], "Mbit/s of payload"),
     ],
     ids=["slower", "unshaped"],
 )  # fmt: skip

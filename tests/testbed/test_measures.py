@@ -1,5 +1,7 @@
 """Laws of what is read from the kernel and of how it is judged; no root needed."""
 
+from dataclasses import replace
+
 import pytest
 
 from testbed.fidelity import CpuTimes, judge
@@ -29,9 +31,21 @@ def measured(rtt=30.0, goodput=956.4, rtt_wanted=30.0):
     return Measured("a", "b", rtt_wanted, rtt, 1000, 956.4, goodput)
 
 
+def lossy(lost, packets=10_000, loss=0.001):
+    return replace(measured(), loss_wanted=loss, packets=packets, lost=lost)
+
+
 @pytest.mark.parametrize(
     ("pair", "problems"),
     [
+        (lossy(10), 0),
+        (lossy(0), 0),  # 10 ± 4 sigma of 3.2 + 1
+        (lossy(23), 0),
+        (lossy(24), 1),
+        (lossy(70, loss=0.01), 0),
+        (lossy(50, loss=0.01), 1),
+        (replace(measured(rtt=32.5), jitter_wanted_ms=2.0), 0),
+        (replace(measured(rtt=33.5), jitter_wanted_ms=2.0), 1),
         (measured(), 0),
         (measured(rtt=30.99), 0),
         (measured(rtt=31.01), 1),

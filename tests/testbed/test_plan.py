@@ -60,6 +60,12 @@ def test_the_plan_is_a_value_that_does_not_depend_on_the_mechanism():
     assert one.veths == other.veths
 
 
+def test_loss_reaches_both_mechanisms_and_jitter_the_one_that_keeps_the_order():
+    plan = plan_network(load_topology("lossy-internet"))
+    assert [(q.jitter_ms, q.loss) for q in nfqueue.queues(plan)] == [(2, 0.001)] * 2
+    assert sum("loss 0.1%" in line for line in netem.commands(plan)) == 2
+
+
 def test_delays_never_bypass_the_delay_line():
     for rule in nfqueue.rules(plan_network(star(3))):
         assert "--queue-bypass" not in rule

@@ -39,6 +39,9 @@ def changed(path: str, value: object) -> dict:
         ("wan.uplink.rate", 5, "did you mean 'rate_mbps'"),
         ("wan.uplink.up_mbps", 5, "either rate_mbps, or up_mbps and down_mbps"),
         ("wan.pairs.0.rtt_ms", -1, "wan.pairs.0.rtt_ms: found -1"),
+        ("wan.pairs.0.jitter_ms", 11, "at most half of rtt_ms (10)"),
+        ("wan.pairs.0.loss", 1.5, "wan.pairs.0.loss: found 1.5"),
+        ("wan.pairs.0.loss", -0.1, "wan.pairs.0.loss: found -0.1"),
         ("wan.pairs.0.rtt", 5, "did you mean 'rtt_ms'"),
         ("wan.pairs.0.between", ["a", "c"], "unknown site 'c'"),
         ("wan.pairs.0.between", ["a", "a"], "two different sites"),
@@ -60,6 +63,13 @@ def test_a_wrong_key_or_value_is_one_sentence_that_names_it(path, value, said):
     assert said in message
     assert message.startswith("wan.yaml: ")
     assert "\n" not in message
+
+
+def test_jitter_that_would_reorder_packets_is_refused_with_netem():
+    data = changed("delay", "netem")
+    data["wan"]["pairs"][0]["jitter_ms"] = 1
+    with pytest.raises(TopologyError, match="allowed: auto, nfqueue"):
+        topology_from(data, "wan.yaml")
 
 
 def test_two_equal_keys_in_a_file_are_refused_not_merged(tmp_path: Path):
