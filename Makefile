@@ -5,7 +5,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 DEMO_DIR ?= runs/quickstart
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint bench clean
+.PHONY: help setup demo test test-all test-vm lint bench clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
@@ -23,6 +23,10 @@ test: setup lint ## lint, types and tests (network tests need root and are skipp
 
 test-all: setup lint ## everything, the long tests too
 	.venv/bin/python -m pytest
+
+test-vm: setup ## netem under Debian's stock kernel, in a virtual machine (needs root and Debian; 2 to 3 minutes)
+	$(SUDO) .venv/bin/python tests/vm/machine.py
+	$(SUDO) .venv/bin/python -m pytest -p no:cacheprovider tests/vm
 
 lint: setup ## ruff and mypy
 	.venv/bin/ruff check .

@@ -148,9 +148,16 @@ def test_a_delay_line_that_dies_during_a_run_makes_it_invalid(tmp_path):
                     os.kill(int(entry.name), signal.SIGKILL)
                     killed.append(entry.name)
 
-    record = runner.run(long_run(), tmp_path / "run", kill_delay_line)
-    if not killed:
-        pytest.fail("netem delays here: kill nothing")
+    topology = tmp_path / "two-sites.yaml"
+    shipped = Path(SMALL["topology"]).read_text(encoding="utf-8")
+    topology.write_text(f"{shipped}delay: nfqueue\n", encoding="utf-8")
+    long = config(
+        topology=str(topology),
+        train={**SMALL["train"], "steps": 100_000},
+        eval={"every": 10**6, "tokens": 1024},
+    )
+    record = runner.run(long, tmp_path / "run", kill_delay_line)
+    assert killed
     assert record["status"] == "invalid"
     assert "delay line died" in record["reason"]
     assert not pd.read_parquet(tmp_path / "run/steps.parquet").empty  # what was measured is kept

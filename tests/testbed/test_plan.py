@@ -104,6 +104,11 @@ def test_netem_holds_what_is_in_flight_and_the_queue():
     plan = plan_network(load_topology("two-sites-1gbps"))
     for delay in plan.delays:
         assert netem.limit_packets(delay) * 1514 >= 1e9 / 8 * 0.015 + delay.queue_bytes
+        # the bytes are bounded below netem: its own limit counts a super-packet of 45 segments as one packet
+        below = [
+            line for line in netem.commands(plan) if f"dev {delay.to_interface} " in line and "bfifo" in line
+        ]
+        assert [line.split()[-2:] for line in below] == [["limit", str(delay.queue_bytes)]]
 
 
 GOOD = """class htb 1:10 parent 1:1 leaf 10: prio 0 rate 990Mbit ceil 1Gbit burst 124863b cburst 125000b

@@ -127,9 +127,8 @@ def install() -> str:
 
 def _unpack_kernel() -> None:
     depends = _said("apt-cache", "depends", "linux-image-amd64").split()
-    package = next((word for word in depends if word.startswith("linux-image-")), None)
     names = [word for word in depends if word.startswith("linux-image-") and word != "linux-image-amd64"]
-    if package is None or not names:
+    if not names:
         raise VmError("apt knows no kernel behind linux-image-amd64")
     shutil.rmtree(KERNEL, ignore_errors=True)
     KERNEL.mkdir()

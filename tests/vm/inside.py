@@ -1,0 +1,181 @@
+"""Runs inside the virtual machine, as root, with the project's own Python: measures, and judges nothing.
+
+``python inside.py RESULTS`` writes ``RESULTS/facts.json``; tests/vm/test_netem.py reads it outside and judges. A
+part that fails leaves its traceback there as ``error``, so that the other parts are still told.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "netns"))
+
+import host
+
+from testbed import doctor
+from testbed.network import Network
+from testbed.plan import CORE
+from testbed.probe import measure_goodput_mbps, measure_rtt_ms
+from testbed.topology import Topology, topology_from
+from testbed.units import goodput_mbps
+
+MECHANISMS: tuple[Literal["netem"], Literal["nfqueue"]] = ("netem", "nfqueue")
+RATE_MBPS = 4.0
+"""An emulated processor's timers come milliseconds late, and htb forgives only as much as its burst (two frames):
+6 ms at 4 Mbit/s, but 1 ms from 24 Mbit/s on, where the VM reaches some 80 % of any rate."""
+RTTS_MS = {
+    "two": {"a b": 40.0},
+    "three": {"a b": 10.0, "a c": 40.0, "b c": 100.0},  # 10 + 40 < 100: no delays per site add up to this
+}
+RATE_TOLERANCE_SHARE = 0.08
+"""The probe allows 3 %; the rest is the emulation's."""
+EARLY_MS, LATE_MS = 0.5, 5.0
+"""A late timer makes an RTT longer, never shorter: half a delay, or one way only, is still found."""
+LOSS = {"b c": 0.1}  # of "three"; each way
+LOSS_PINGS = 200
+TRIES = 3
+SECONDS = 3
+
+
+def topology(name: str, mechanism: str) -> Topology:
+    """Two or three sites; the uplinks send faster than the downlinks take, so that a queue grows in the core."""
+    sites = sorted({site for pair in RTTS_MS[name] for site in pair.split()})
+    data = {
+        "name": name,
+        "delay": mechanism,
+        "sites": {site: {"nodes": 2 if name == "two" and site == "a" else 1} for site in sites},
+        "wan": {
+            "uplink": {"up_mbps": 2 * RATE_MBPS, "down_mbps": RATE_MBPS},
+            "pairs": [
+                {
+                    "between": pair.split(),
+                    "rtt_ms": rtt,
+                    "loss": LOSS.get(pair, 0.0) if name == "three" else 0.0,
+                }
+                for pair, rtt in RTTS_MS[name].items()
+            ],
+        },
+    }
+    return topology_from(data, name)
+
+
+def best_rtt_ms(network: Network, pair: str) -> list[float]:
+    """Medians of up to TRIES rounds of ping; the last is the one that counts."""
+    one, other = pair.split()
+    medians: list[float] = []
+    while len(medians) < TRIES:
+        medians.append(measure_rtt_ms(network, f"{one}-0", f"{other}-0"))
+        if -EARLY_MS <= medians[-1] - network.topology.rtt_ms(one, other) <= LATE_MS[network.delay]:
+            break
+    return medians
+
+
+def best_rate_mbps(network: Network, source: str, target: str) -> list[float]:
+    """TCP payload rates of up to TRIES measurements; the last is the one that counts."""
+    wanted = goodput_mbps(RATE_MBPS, network.topology.mtu)
+    rates: list[float] = []
+    while len(rates) < TRIES:
+        rates.append(measure_goodput_mbps(network, source, target, seconds=SECONDS, omit=1))
+        if abs(rates[-1] / wanted - 1) <= RATE_TOLERANCE_SHARE:
+            break
+    return rates
+
+
+def answered(network: Network, pair: str) -> int:
+    """How many of LOSS_PINGS came back."""
+    one, other = pair.split()
+    command = ["ping", "-n", "-q", "-c", str(LOSS_PINGS), "-i", "0.01", "-W", "1"]
+    out = network.nodes[f"{one}-0"].run([*command, network.plan.node_address[f"{other}-0"]])
+    return int(out.partition(" packets transmitted, ")[2].split()[0])
+
+
+def qdiscs(network: Network) -> list[dict[str, Any]]:
+    """The core's queues with their statistics."""
+    shown: list[dict[str, Any]] = json.loads(network.nodes[CORE].run(["tc", "-s", "-j", "qdisc", "show"]))
+    return shown
+
+
+def under_load(network: Network) -> dict[str, Any]:
+    """Two seconds into a flow from a to b: the RTT beside it, and the most bytes that waited in the core's bfifos."""
+    loader = threading.Thread(
+        target=measure_goodput_mbps,
+        args=(network, "a-0", "b-0"),
+        kwargs={"seconds": SECONDS + 1, "omit": 1, "port": 5333},
+    )
+    loader.start()
+    time.sleep(2)
+    rtt, waiting = [], []
+    for _ in range(2):
+        waiting.append(max(q["backlog"] for q in qdiscs(network) if q["kind"] == "bfifo"))
+        rtt.append(measure_rtt_ms(network, "a-0", "b-0"))
+    loader.join()
+    queue = network.plan.link("b/down").queue_bytes
+    return {"rtt_ms": max(rtt), "queue_bytes": max(waiting), "queue_wanted_bytes": queue}
+
+
+def measure(name: str, mechanism: str) -> dict[str, Any]:
+    """One network from start to end."""
+    before = host.snapshot()
+    began = time.monotonic()
+    with Network(topology(name, mechanism)) as network:
+        facts: dict[str, Any] = {"up_s": time.monotonic() - began, "delay": network.delay}
+        facts["asked"] = [dataclasses.asdict(delay) for delay in network.plan.delays]
+        facts["rtt_ms"] = {pair: best_rtt_ms(network, pair) for pair in RTTS_MS[name]}
+        facts["rate_mbps"] = {"b a": best_rate_mbps(network, "b-0", "a-0")}
+        facts["rate_wanted_mbps"] = goodput_mbps(RATE_MBPS, network.topology.mtu)
+        if name == "two":
+            facts["rate_mbps"]["a b"] = best_rate_mbps(network, "a-0", "b-0")
+            facts["lan_rtt_ms"] = measure_rtt_ms(network, "a-0", "a-1")
+            facts["lan_rate_mbps"] = measure_goodput_mbps(network, "a-0", "a-1", seconds=1, omit=0)
+            facts["load"] = under_load(network)
+        else:
+            facts["answered"] = {pair: answered(network, pair) for pair in LOSS}
+        facts["qdiscs"] = qdiscs(network)
+        facts["rules"] = network.nodes[CORE].run([doctor.iptables_command(), "-t", "mangle", "-S", "FORWARD"])
+        facts["delay_alive"] = network.delay_alive()
+        began = time.monotonic()
+    facts["down_s"] = time.monotonic() - began
+    after = host.snapshot()
+    facts["left"] = {what: [before[what], after[what]] for what in before if after[what] != before[what]}
+    return facts
+
+
+def examine() -> dict[str, Any]:
+    """What ``dilocox doctor`` finds, and what it chooses."""
+    return {
+        "checks": [dataclasses.asdict(check) for check in doctor.examine()],
+        "chosen": {"auto": doctor.choose_delay("auto"), **{m: doctor.choose_delay(m) for m in MECHANISMS}},
+    }
+
+
+def main() -> int:
+    """Each part in turn; what is known is written after each, so that a time-out keeps it."""
+    parts: dict[str, Callable[[], dict[str, Any]]] = {"doctor": examine}
+    parts |= {
+        f"{name} {mechanism}": partial(measure, name, mechanism)
+        for name in RTTS_MS
+        for mechanism in MECHANISMS
+    }
+    facts: dict[str, Any] = {"kernel": os.uname().release}
+    for part, function in parts.items():
+        began = time.monotonic()
+        try:
+            facts[part] = function()
+        except Exception:
+            facts[part] = {"error": traceback.format_exc()}
+        facts[part]["seconds"] = time.monotonic() - began
+        Path(sys.argv[1], "facts.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
