@@ -223,6 +223,63 @@ def clean(
 
 
 @app.command()
+def ps() -> None:
+    """The networks that are up on this machine. Example: dilocox ps"""
+    from testbed.session import marked_processes, read_sessions  # noqa: PLC0415
+
+    sessions = read_sessions()
+    table = Table("session", "what", "owner", "state", "processes", box=None)
+    for session in sessions:
+        state = "up" if session.alive else "dead: dilocox clean"
+        count = str(len(marked_processes(session.session_id)))
+        table.add_row(session.session_id, session.what, str(session.owner), state, count)
+    out.print(table if sessions else "no network is up")
+
+
+@app.command()
+def down(
+    session: Annotated[
+        str, typer.Argument(metavar="SESSION", help="its id as `dilocox ps` shows it, or: all")
+    ],
+) -> None:
+    """Take down a network that another terminal holds up. Example: dilocox down all"""
+    from testbed.cleanup import down as take_down  # noqa: PLC0415
+    from testbed.session import read_sessions  # noqa: PLC0415
+
+    sessions = read_sessions()
+    chosen = [s for s in sessions if session in ("all", s.session_id)]
+    if not chosen and session != "all":
+        known = ", ".join(s.session_id for s in sessions) or "none is up"
+        raise RequestError(f"down: found the session {session!r}, allowed: all, or one of: {known}")
+    if os.geteuid() != 0:
+        raise TestbedError("taking networks down needs root: sudo dilocox down")
+    for one in chosen:
+        take_down(one)
+        out.print(f"session {one.session_id} ({one.what}) is down")
+    if not chosen:
+        out.print("no network is up")
+
+
+@topology_app.command("plot")
+def topology_plot(
+    topology: TopologyArgument,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="PNG, PDF or SVG file")] = None,
+) -> None:
+    """Draw a topology: sites, links, figures. Example: dilocox topology plot two-sites-1gbps -o wan.png"""
+    from experiments.topology_plot import draw  # noqa: PLC0415
+    from testbed.topology import load_topology  # noqa: PLC0415
+
+    loaded = load_topology(topology)
+    path = output or Path(f"{loaded.name}.png")
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        raise RequestError(
+            f"--output: found {path.name!r}, allowed is a name that ends in .png, .pdf or .svg"
+        )
+    draw(loaded).savefig(path, dpi=200)
+    out.print(str(path), soft_wrap=True)
+
+
+@app.command()
 def run(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml")],
     overrides: SetOption = None,

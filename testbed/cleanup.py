@@ -1,9 +1,14 @@
-"""Finds and removes what dead runs left, and only that."""
+"""Finds and removes what dead runs left, and only that; ends living sessions when told to."""
 
+import contextlib
+import os
 import shutil
+import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.errors import TestbedError
 from testbed.session import STATE_DIR, SessionState, kill_marked, marked_processes, read_sessions
 
 
@@ -31,3 +36,28 @@ def clean(state_dir: Path = STATE_DIR) -> list[Leftover]:
         kill_marked(leftover.session.session_id)
         shutil.rmtree(leftover.session.folder, ignore_errors=True)
     return found
+
+
+DOWN_TIMEOUT_S = 10.0
+
+
+def down(session: SessionState, state_dir: Path = STATE_DIR) -> None:
+    """Asks a session's owner to take it down, waits for that, and cleans up if the owner is dead already.
+
+    Raises:
+        TestbedError: the owner is still there after ten seconds.
+    """
+    deadline = time.monotonic() + DOWN_TIMEOUT_S
+    if session.alive:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(session.owner, signal.SIGTERM)
+    while session.alive and session.folder.exists():
+        if time.monotonic() > deadline:
+            raise TestbedError(
+                f"session {session.session_id}: its owner, process {session.owner}, does not end"
+            )
+        time.sleep(0.05)
+    for leftover in leftovers(state_dir):
+        if leftover.session.session_id == session.session_id:
+            kill_marked(session.session_id)
+            shutil.rmtree(session.folder, ignore_errors=True)

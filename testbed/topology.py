@@ -1,14 +1,16 @@
 """What a WAN is, as plain data: sites, nodes, links. Never touches the kernel."""
 
 import itertools
+import json
 import re
+import sys
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from testbed.errors import TopologyError
-from testbed.units import RateMbps
+from testbed.units import RATE_PATTERN, RateMbps
 from testbed.validation import Strict, load_yaml, sentence
 
 SHIPPED = Path(__file__).resolve().parent.parent / "topologies"
@@ -247,3 +249,18 @@ def load_topology(name_or_path: str | Path) -> Topology:
     """Reads and checks a topology file (or a shipped one by its name)."""
     path = find_topology(str(name_or_path))
     return topology_from(load_yaml(path), str(path))
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON schema of a topology file, for editors that complete and check while one types."""
+    schema = Topology.model_json_schema()
+    number_or_unit = {"anyOf": [{"type": "number"}, {"type": "string", "pattern": RATE_PATTERN}]}
+    for definition in schema["$defs"].values():
+        for name, field in definition.get("properties", {}).items():
+            if name.endswith("_mbps"):
+                definition["properties"][name] = number_or_unit | {"title": field.get("title", name)}
+    return schema
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")

@@ -13,6 +13,7 @@ MIN_RATE_MBPS = 0.008
 MAX_RATE_MBPS = 100_000.0
 
 _UNITS_MBPS = {"bit": 1e-6, "kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
+RATE_PATTERN = r"^\d+(\.\d+)?\s*([kKmMgG]?[bB]it)(/s|ps)?$"
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*(bit|kbit|mbit|gbit)(?:/s|ps)?", re.IGNORECASE)
 
 

@@ -108,3 +108,18 @@ def test_up_stays_until_it_is_told_to_go():
     assert "is up" in line
     assert host.stop(process, signal.SIGTERM) < 5
     process.stdout.close()
+
+
+def test_ps_shows_what_is_up_and_down_takes_it_down():
+    process = host.start("up", "lan-10g")
+    assert "is up" in process.stdout.readline()
+    shown = host.dilocox("ps").stdout
+    assert "network lan-10g" in shown
+    session = next(line.split()[0] for line in shown.splitlines() if "network lan-10g" in line)
+    refused = host.dilocox("down", "no-such-session")
+    assert (refused.returncode, session in refused.stderr) == (2, True)
+    done = host.dilocox("down", session)
+    assert done.returncode == 0, done.stderr
+    process.wait(timeout=5)
+    process.stdout.close()
+    assert "no network is up" in host.dilocox("ps").stdout

@@ -1,5 +1,6 @@
 import copy
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.errors import TopologyError
-from testbed.topology import SHIPPED, load_topology, topology_from
+from testbed.topology import SHIPPED, json_schema, load_topology, topology_from
 from testbed.units import goodput_mbps, parse_rate_mbps
 
 TWO = {
@@ -100,6 +101,11 @@ def test_every_shipped_topology_is_correct_named_as_its_file_and_has_a_source(pa
     assert topology.name == path.stem
     assert topology.source
     assert topology.description
+
+
+def test_the_json_schema_for_editors_is_that_of_the_code():
+    written = json.loads((SHIPPED / "schema.json").read_text())
+    assert written == json_schema(), "write it anew: python -m testbed.topology > topologies/schema.json"
 
 
 def test_rates_are_read_strictly():

@@ -1,0 +1,89 @@
+"""A topology as a picture: sites around the WAN core, each link with its figures."""
+
+import itertools
+import math
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from testbed.topology import Topology
+
+MILLIMETRE = 1 / 25.4
+SITE_COLOUR, LINK_COLOUR, PATH_COLOUR = "#0072B2", "#333333", "#999999"
+MOST_NODES_DRAWN = 8
+
+
+def _rate(mbps: float) -> str:
+    return f"{mbps / 1000:g} Gbit/s" if mbps >= 1000 else f"{mbps:g} Mbit/s"
+
+
+def _uplink(topology: Topology, site: str) -> str:
+    uplink = topology.uplink(site)
+    if uplink.up == uplink.down:
+        return _rate(uplink.up)
+    return f"{_rate(uplink.up)} up\n{_rate(uplink.down)} down"
+
+
+def draw(topology: Topology) -> Figure:
+    """Sites on a circle with their nodes, uplinks to the core, and between every two sites the path's RTT."""
+    figure = Figure(figsize=(120 * MILLIMETRE, 100 * MILLIMETRE), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_axis_off()
+    axes.set_aspect("equal")
+    sites = list(topology.sites)
+    places = {
+        site: (math.cos(angle), math.sin(angle))
+        for i, site in enumerate(sites)
+        for angle in [math.pi - 2 * math.pi * i / len(sites)]
+    }
+    if len(sites) == 1:
+        places = {sites[0]: (0.0, 0.0)}
+    for one, other in itertools.combinations(sites, 2):
+        _path(topology, axes, one, other, places)
+    for site, (x, y) in places.items():
+        nodes = topology.nodes_of(site)
+        lan = topology.sites[site].lan
+        text = f"{site}\n{len(nodes)} node{'s' if len(nodes) > 1 else ''}, {_rate(lan.rate_mbps)} inside"
+        if len(sites) > 1:
+            text += f"\nuplink {_uplink(topology, site)}"
+        axes.text(
+            x,
+            y,
+            text,
+            ha="center",
+            va="center",
+            fontsize=7,
+            color="white",
+            bbox={"boxstyle": "round,pad=0.5", "facecolor": SITE_COLOUR, "edgecolor": "none"},
+            zorder=3,
+        )
+    axes.set_xlim(-1.6, 1.6)
+    axes.set_ylim(-1.35, 1.35)
+    axes.set_title(topology.name, fontsize=9)
+    return figure
+
+
+def _path(
+    topology: Topology, axes: Axes, one: str, other: str, places: dict[str, tuple[float, float]]
+) -> None:
+    (x0, y0), (x1, y1) = places[one], places[other]
+    pair = topology.pair(one, other)
+    axes.plot([x0, x1], [y0, y1], color=PATH_COLOUR, linewidth=1, zorder=1)
+    text = f"{pair.rtt_ms:g} ms"
+    if pair.jitter_ms:
+        text += f" ± {pair.jitter_ms:g}"
+    if pair.loss:
+        text += f"\n{100 * pair.loss:g} % lost"
+    crosses = len(places) > 3 and math.hypot(x1 - x0, y1 - y0) > 1.5
+    along = 0.36 if crosses else 0.5  # long chords cross in the middle, where their labels would too
+    axes.text(
+        x0 + along * (x1 - x0),
+        y0 + along * (y1 - y0),
+        text,
+        ha="center",
+        va="center",
+        fontsize=7,
+        color=LINK_COLOUR,
+        bbox={"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none"},
+        zorder=2,
+    )
