@@ -7,7 +7,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fleet import Fleet
-from runs import Runs
+from trainings import Runs
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import reference
+from trainings import TINY, Run, Runs, merged
 
-from runs import TINY, Run, Runs, merged
 from trainer.config import TrainerConfig
 
 ALLREDUCE = {"name": "allreduce"}

@@ -8,7 +8,7 @@ import sys
 import pytest
 import yaml
 from fleet import free_port, rank_environment
-from runs import TINY, merged, read_run
+from trainings import TINY, merged, read_run
 
 LIMIT_S = 90
 
