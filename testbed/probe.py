@@ -1,16 +1,20 @@
 """Measures every WAN pair and compares it with the topology: no result may exist over a link that is off."""
 
-import json
 import math
-import re
-import statistics
-import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from testbed.errors import TestbedError
+from testbed.measure import (
+    UDP_PAYLOAD_BYTES,
+    UDP_WIRE_BYTES,
+    measure_goodput_mbps,
+    measure_rtt_ms,
+    measure_udp,
+)
 from testbed.network import Network
+from testbed.plan import DelayClass
 from testbed.units import goodput_mbps
 
 RTT_TOLERANCE_MS = 1.0
@@ -18,19 +22,14 @@ RTT_TOLERANCE_SHARE = 0.02
 RATE_TOLERANCE_SHARE = 0.03
 LOSS_SIGMAS = 4.0
 """A binomial count lies outside so many standard deviations once in 16,000 measurements."""
-UDP_PAYLOAD_BYTES = 1448
-UDP_WIRE_BYTES = UDP_PAYLOAD_BYTES + 42  # Ethernet 14, IP 20, UDP 8
 UDP_SHARE = 0.5
 """Loss is measured at this share of the rate, where no queue overflows."""
 UDP_OVERLOAD = 1.1
 """The rate of a lossy link is what arrives when so much of it is sent: TCP there is slow for its own reasons."""
-PINGS = 15
-PING_INTERVAL_S = 0.02
 TRIES = 3
 """A second's hiccup of the machine is measured again; a link that is really off stays off. All tries are kept."""
-IPERF_PORT = 5201
-START_TIMEOUT_S = 5.0
-_PING_TIME = re.compile(r"time=([\d.]+) ms")
+AT_ONCE_MBPS = 2000.0
+"""Pairs that share no link are measured at once up to this sum of rates: more would measure this machine."""
 
 
 @dataclass(frozen=True)
@@ -97,136 +96,87 @@ class Probe:
         return [problem for pair in self.pairs for problem in pair.problems]
 
 
-def measure_rtt_ms(network: Network, source: str, target: str) -> float:
-    """Median round-trip time between two nodes by ``ping``, in ms; the delay acts in a router, so the kernel times it whole."""
-    timeout_s = (
-        5
-        + PINGS * PING_INTERVAL_S
-        + 2 * network.topology.rtt_ms(network.topology.nodes[source], network.topology.nodes[target]) / 1e3
-    )
-    command = ["ping", "-n", "-c", str(PINGS), "-i", str(PING_INTERVAL_S), "-w", str(int(timeout_s))]
-    out = network.nodes[source].run([*command, network.plan.node_address[target]], timeout_s=timeout_s + 2)
-    times = [float(t) for t in _PING_TIME.findall(out)]
-    if len(times) < PINGS // 2:
-        raise TestbedError(f"{source} to {target}: {len(times)} of {PINGS} pings came back")
-    return statistics.median(times)
-
-
-def measure_goodput_mbps(
-    network: Network, source: str, target: str, *, seconds: int = 1, omit: int = 1, port: int = IPERF_PORT
-) -> float:
-    """TCP payload rate from one node to another by iperf3, in Mbit/s, its start-up left out."""
-    result = _iperf(
-        network,
-        source,
-        target,
-        port=port,
-        options=["-t", str(seconds), "-O", str(omit)],
-        seconds=seconds + omit,
-    )
-    return float(result["end"]["sum_received"]["bits_per_second"]) / 1e6
-
-
-def _iperf(
-    network: Network, source: str, target: str, *, port: int, options: list[str], seconds: int
-) -> dict[str, Any]:
-    """Runs iperf3 once between two nodes; its JSON."""
-    address = network.plan.node_address[target]
-    server = network.nodes[target].start_root(
-        ["iperf3", "-s", "-1", "-B", address, "-p", str(port)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    command = ["iperf3", "-J", "-c", address, "-p", str(port), "--connect-timeout", "5000", *options]
-    try:
-        _wait_listening(network, target, port)
-        out = network.nodes[source].run(command, timeout_s=seconds + 20)
-    finally:
-        server.kill()
-        server.wait()
-    result: dict[str, Any] = json.loads(out)
-    if "error" in result:
-        raise TestbedError(f"{source} to {target}: iperf3: {result['error']}")
-    return result
-
-
-def measure_udp(
-    network: Network, source: str, target: str, *, rate_mbps: float, seconds: int = 3
-) -> tuple[float, int, int]:
-    """(payload Mbit/s received, packets sent, packets lost) when UDP is sent at a rate of layer 2, by iperf3."""
-    offered_mbps = rate_mbps * UDP_PAYLOAD_BYTES / UDP_WIRE_BYTES
-    options = [
-        "-u",
-        "-b",
-        f"{offered_mbps:.6f}M",
-        "-l",
-        str(UDP_PAYLOAD_BYTES),
-        "-t",
-        str(seconds),
-        "-O",
-        "1",
-    ]
-    end = _iperf(network, source, target, port=IPERF_PORT, options=options, seconds=seconds + 1)["end"]["sum"]
-    sent, lost = int(end["packets"]), int(end["lost_packets"])
-    return (sent - lost) * UDP_PAYLOAD_BYTES * 8 / 1e6 / float(end["seconds"]), sent, lost
-
-
-def _wait_listening(network: Network, node: str, port: int) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while f":{port} " not in network.nodes[node].run(["ss", "-tlnH"]):
-        if time.monotonic() > deadline:
-            raise TestbedError(f"{node}: iperf3 does not listen within {START_TIMEOUT_S:g} s")
-        time.sleep(0.02)
-
-
 def _seconds_for(rate_mbps: float, rtt_ms: float) -> tuple[int, int]:
     """How long to measure and how much of the start to leave out: slow start takes some ten round trips."""
     omit = 1 + int(10 * rtt_ms / 1e3)
     return (1 if rate_mbps >= 100 else 3), omit
 
 
-def probe(network: Network) -> Probe:
-    """Measures every ordered pair of sites, one after the other, between the first nodes of the sites."""
-    began = time.monotonic()
-    topology = network.topology
-    pairs = []
-    first = {site: topology.nodes_of(site)[0] for site in topology.sites}
-    rtts: dict[frozenset[str], float] = {}
-    for delay in network.plan.delays:
-        source, target = delay.source, delay.target
-        key = frozenset((source, target))
-        rate_mbps = topology.wan_rate_mbps(source, target)
-        seconds, omit = _seconds_for(rate_mbps, topology.rtt_ms(source, target))
-        for number in range(1, TRIES + 1):
-            if key not in rtts or number > 1:
-                rtts[key] = measure_rtt_ms(network, first[source], first[target])
-            if delay.loss:
-                possible = rate_mbps * UDP_PAYLOAD_BYTES / UDP_WIRE_BYTES * (1 - delay.loss)
-                ends = (network, first[source], first[target])
-                _, packets, lost = measure_udp(*ends, rate_mbps=UDP_SHARE * rate_mbps)
-                goodput, _, _ = measure_udp(*ends, rate_mbps=UDP_OVERLOAD * rate_mbps)
-            else:
-                possible, packets, lost = goodput_mbps(rate_mbps, topology.mtu), 0, 0
-                goodput = measure_goodput_mbps(
-                    network, first[source], first[target], seconds=seconds, omit=omit
-                )
-            pairs.append(
-                Measured(
-                    source=source,
-                    target=target,
-                    rtt_wanted_ms=topology.rtt_ms(source, target),
-                    rtt_ms=rtts[key],
-                    rate_wanted_mbps=rate_mbps,
-                    goodput_wanted_mbps=possible,
-                    goodput_mbps=goodput,
-                    tries=number,
-                    jitter_wanted_ms=delay.jitter_ms,
-                    loss_wanted=delay.loss,
-                    packets=packets,
-                    lost=lost,
-                )
-            )
-            if not pairs[-1].problems:
+def batches(network_delays: tuple[DelayClass, ...], rates_mbps: list[float]) -> list[list[int]]:
+    """Groups ordered pairs (by index) so that no two in a group share a site, within AT_ONCE_MBPS. Pure."""
+    groups: list[list[int]] = []
+    for index, delay in enumerate(network_delays):
+        for group in groups:
+            taken = {site for i in group for site in (network_delays[i].source, network_delays[i].target)}
+            rate = sum(rates_mbps[i] for i in group) + rates_mbps[index]
+            if not taken & {delay.source, delay.target} and rate <= AT_ONCE_MBPS:
+                group.append(index)
                 break
-    return Probe(tuple(pairs), time.monotonic() - began)
+        else:
+            groups.append([index])
+    return groups
+
+
+def _measure(network: Network, delay: DelayClass, rtt_ms: float, number: int) -> Measured:
+    topology, source, target = network.topology, delay.source, delay.target
+    one, other = topology.nodes_of(source)[0], topology.nodes_of(target)[0]
+    rate_mbps = topology.wan_rate_mbps(source, target)
+    packets = lost = 0
+    if delay.loss:
+        possible = rate_mbps * UDP_PAYLOAD_BYTES / UDP_WIRE_BYTES * (1 - delay.loss)
+        _, packets, lost = measure_udp(network, one, other, rate_mbps=UDP_SHARE * rate_mbps)
+        goodput, _, _ = measure_udp(network, one, other, rate_mbps=UDP_OVERLOAD * rate_mbps)
+    else:
+        possible = goodput_mbps(rate_mbps, topology.mtu)
+        seconds, omit = _seconds_for(rate_mbps, topology.rtt_ms(source, target))
+        goodput = measure_goodput_mbps(network, one, other, seconds=seconds, omit=omit)
+    return Measured(
+        source=source,
+        target=target,
+        rtt_wanted_ms=topology.rtt_ms(source, target),
+        rtt_ms=rtt_ms,
+        rate_wanted_mbps=rate_mbps,
+        goodput_wanted_mbps=possible,
+        goodput_mbps=goodput,
+        tries=number,
+        jitter_wanted_ms=delay.jitter_ms,
+        loss_wanted=delay.loss,
+        packets=packets,
+        lost=lost,
+    )
+
+
+def _rtt_ms(network: Network, delay: DelayClass) -> float:
+    nodes_of = network.topology.nodes_of
+    return measure_rtt_ms(network, nodes_of(delay.source)[0], nodes_of(delay.target)[0])
+
+
+def probe(network: Network) -> Probe:
+    """Measures every ordered pair of sites between their first nodes.
+
+    RTTs first, one pair of sites after the other; then rates, at once where paths share no link; then again, alone,
+    what was off.
+    """
+    began = time.monotonic()
+    delays = network.plan.delays
+    rtts: dict[frozenset[str], float] = {}
+    for delay in delays:
+        key = frozenset((delay.source, delay.target))
+        if key not in rtts:
+            rtts[key] = _rtt_ms(network, delay)
+    rates = [network.topology.wan_rate_mbps(delay.source, delay.target) for delay in delays]
+    measured: list[Measured] = []
+    for group in batches(delays, rates):
+        with ThreadPoolExecutor(len(group)) as pool:
+            measured += pool.map(
+                lambda i: _measure(
+                    network, delays[i], rtts[frozenset((delays[i].source, delays[i].target))], 1
+                ),
+                group,
+            )
+    for number in range(2, TRIES + 1):
+        off = {(m.source, m.target) for m in Probe(tuple(measured), 0.0).pairs if m.problems}
+        for delay in delays:
+            if (delay.source, delay.target) in off:
+                measured.append(_measure(network, delay, _rtt_ms(network, delay), number))
+    return Probe(tuple(measured), time.monotonic() - began)

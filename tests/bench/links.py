@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from testbed.errors import TestbedError
+from testbed.measure import measure_goodput_mbps, measure_rtt_ms
 from testbed.network import Network
-from testbed.probe import measure_goodput_mbps, measure_rtt_ms
 from testbed.topology import Topology, topology_from
 from testbed.units import goodput_mbps
 

@@ -13,10 +13,11 @@ import pytest
 from testbed.counters import Counters
 from testbed.errors import ProgramFailed, TestbedError
 from testbed.launch import Program, wait_for_all
+from testbed.measure import measure_rtt_ms
 from testbed.network import Network
 from testbed.nodes.namespace import User
 from testbed.plan import CORE
-from testbed.probe import measure_rtt_ms, probe
+from testbed.probe import probe
 from testbed.sockets import SocketWatch
 from testbed.topology import load_topology, topology_from
 

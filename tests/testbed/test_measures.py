@@ -6,9 +6,11 @@ import pytest
 
 from testbed.fidelity import CpuTimes, judge
 from testbed.launch import describe_exit
-from testbed.probe import Measured, Probe
+from testbed.plan import plan_network
+from testbed.probe import AT_ONCE_MBPS, Measured, Probe, batches
 from testbed.shaping.delayline import BUCKET_US, Lateness
 from testbed.sockets import parse_flows
+from testbed.topology import load_topology
 
 SS = """ESTAB 0      0              10.1.1.2:36518         10.2.1.2:5999
 \t cubic wscale:10,10 rto:204 bytes_sent:440 bytes_retrans:40 bytes_acked:401 bytes_received:315
@@ -67,6 +69,20 @@ def test_the_last_measurement_of_a_pair_counts_and_all_are_kept():
     hiccup = Probe((measured(goodput=800), measured()), 1.0)
     assert (len(hiccup.measured), hiccup.problems) == (2, [])
     assert Probe((measured(), measured(goodput=800)), 1.0).problems
+
+
+@pytest.mark.parametrize("name", ["home-volunteers", "china-hubs", "two-sites-1gbps"])
+def test_pairs_measured_at_once_share_no_site_and_all_are_measured_once(name):
+    topology = load_topology(name)
+    delays = plan_network(topology).delays
+    rates = [topology.wan_rate_mbps(d.source, d.target) for d in delays]
+    groups = batches(delays, rates)
+    assert sorted(i for group in groups for i in group) == list(range(len(delays)))
+    for group in groups:
+        sites = [site for i in group for site in (delays[i].source, delays[i].target)]
+        assert len(set(sites)) == len(sites)
+        assert sum(rates[i] for i in group) <= AT_ONCE_MBPS
+    assert len(groups) == {"home-volunteers": 6, "china-hubs": 6, "two-sites-1gbps": 2}[name]
 
 
 QUIET = {"p50_ms": 0.04, "p99_ms": 0.2, "max_ms": 0.9, "packets": 1000, "drops": 0}

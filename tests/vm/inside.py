@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "netns"))
 import host
 
 from testbed import doctor
+from testbed.measure import measure_goodput_mbps, measure_rtt_ms
 from testbed.network import Network
 from testbed.plan import CORE
-from testbed.probe import measure_goodput_mbps, measure_rtt_ms
 from testbed.topology import Topology, topology_from
 from testbed.units import goodput_mbps
 
