@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from experiments.errors import RequestError, RunFailure
 from testbed.errors import TestbedError, TopologyError
@@ -181,9 +181,8 @@ def probe(
         pairs = [pair.row() for pair in measured.pairs]
         typer.echo(json.dumps({"delay": delay, "seconds": measured.seconds, "pairs": pairs}, indent=2))
     else:
-        table = Table(
-            "pair", "RTT asked", "measured ms", "TCP payload possible", "measured Mbit/s", "ok", box=None
-        )
+        heads = ("RTT asked", "measured ms", "payload possible", "Mbit/s", "lost", "ok")
+        table = Table(Column("pair", no_wrap=True), *heads, box=None)
         for pair in measured.pairs:
             table.add_row(
                 f"{pair.source} to {pair.target}",
@@ -191,6 +190,7 @@ def probe(
                 f"{pair.rtt_ms:.2f}",
                 f"{pair.goodput_wanted_mbps:.1f}",
                 f"{pair.goodput_mbps:.1f}",
+                f"{pair.lost} of {pair.packets}" if pair.packets else "–",
                 "no" if pair.problems else "yes",
             )
         out.print(table)

@@ -89,9 +89,9 @@ def measure_udp(
         "-O",
         "1",
     ]
-    end = _iperf(network, source, target, port=IPERF_PORT, options=options, seconds=seconds + 1)["end"]["sum"]
-    sent, lost = int(end["packets"]), int(end["lost_packets"])
-    return (sent - lost) * UDP_PAYLOAD_BYTES * 8 / 1e6 / float(end["seconds"]), sent, lost
+    end = _iperf(network, source, target, port=IPERF_PORT, options=options, seconds=seconds + 1)["end"]
+    received_mbps = float(end["sum_received"]["bits_per_second"]) / 1e6  # by the receiver's clock
+    return received_mbps, int(end["sum"]["packets"]), int(end["sum"]["lost_packets"])
 
 
 def _wait_listening(network: Network, node: str, port: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import machine
 
-LIMIT_S = 300
+LIMIT_S = 420
 INSTALL_S = 600
 
 
