@@ -24,7 +24,7 @@ test: setup lint ## lint, types and tests (network tests need root and are skipp
 test-all: setup lint ## everything, the long tests too
 	.venv/bin/python -m pytest
 
-test-vm: setup ## netem under Debian's stock kernel, in a virtual machine (needs root and Debian; 2 to 3 minutes)
+test-vm: setup ## netem under Debian's stock kernel, in a virtual machine (needs root and Debian; 2 minutes, 4 on a busy machine)
 	$(SUDO) .venv/bin/python tests/vm/machine.py
 	$(SUDO) .venv/bin/python -m pytest -p no:cacheprovider tests/vm
 
