@@ -15,8 +15,8 @@ setup: ## install what is missing (Debian packages, .venv with pinned versions)
 
 demo: setup ## the main job: three trainings over an emulated WAN, one report (about 6 minutes)
 	@$(SUDO) .venv/bin/dilocox doctor >/dev/null || { $(SUDO) .venv/bin/dilocox doctor; exit 1; }
-	$(SUDO) .venv/bin/dilocox sweep experiments/sweeps/quickstart.yaml --resume -o $(DEMO_DIR)
-	.venv/bin/dilocox report $(DEMO_DIR)
+	$(SUDO) .venv/bin/dilocox sweep experiments/sweeps/quickstart.yaml --resume --retry -o $(DEMO_DIR); \
+	status=$$?; [ -f $(DEMO_DIR)/summary.parquet ] && .venv/bin/dilocox report $(DEMO_DIR); exit $$status
 
 test: setup lint ## lint, types and tests (network tests need root and are skipped with a reason without it)
 	.venv/bin/python -m pytest -m "not long"

@@ -310,6 +310,9 @@ def sweep(
     overrides: SetOption = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="folder of the sweep")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="keep the runs that have finished")] = False,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="with --resume: redo failed and invalid runs")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the runs and stop")] = False,
 ) -> None:
     """Execute every run of a sweep. Example: dilocox sweep experiments/sweeps/quickstart.yaml"""
@@ -320,9 +323,12 @@ def sweep(
         for planned in plan.runs:
             out.print(planned.run_id)
         return
-    failures = execute_sweep(plan, out, resume=resume)
+    if retry and not resume:
+        raise RequestError("--retry: found it alone, allowed is --resume --retry")
+    failures = execute_sweep(plan, out, resume=resume, retry=retry)
     out.print(f"results: {plan.folder}; report: dilocox report {plan.folder}", soft_wrap=True)
     if failures:
+        out.print(f"{failures} of {len(plan.runs)} runs are not valid; to redo them: --resume --retry")
         raise typer.Exit(1)
 
 

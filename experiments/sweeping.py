@@ -17,6 +17,7 @@ from experiments.sweep import PlannedRun, SweepConfig, expand, load_sweep
 from testbed.errors import TestbedError
 
 FINISHED = ("done", "invalid", "failed")
+NOT_VALID = ("invalid", "failed")
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,15 @@ def plan_sweep(sweep_file: Path, overrides: list[str], output: Path | None) -> S
     return SweepPlan(sweep, runs, configs, output or Path("runs") / sweep.name)
 
 
-def _finished(run_dir: Path) -> bool:
+def _status(run_dir: Path) -> str:
     try:
-        status = json.loads((run_dir / "record.json").read_text(encoding="utf-8"))["status"]
+        return str(json.loads((run_dir / "record.json").read_text(encoding="utf-8"))["status"])
     except (OSError, ValueError, KeyError):
-        return False
-    return status in FINISHED
+        return "none"
 
 
-def execute_sweep(plan: SweepPlan, console: Console, resume: bool) -> int:
-    """Runs what is to be run; returns how many runs are not valid.
+def execute_sweep(plan: SweepPlan, console: Console, *, resume: bool, retry: bool) -> int:
+    """Runs what is to be run (with ``retry`` also what ended as failed or invalid); returns how many are not valid.
 
     Raises:
         RequestError: the folder already holds results and ``resume`` was not asked for.
@@ -77,8 +77,10 @@ def execute_sweep(plan: SweepPlan, console: Console, resume: bool) -> int:
     for number, planned in enumerate(plan.runs, start=1):
         run_dir = plan.folder / planned.run_id
         label = f"[{number}/{len(plan.runs)}] {planned.run_id}"
-        if resume and _finished(run_dir):
-            console.print(f"{label}: finished earlier", markup=False)
+        earlier = _status(run_dir)
+        if resume and earlier in FINISHED and not (retry and earlier in NOT_VALID):
+            console.print(f"{label}: {earlier} earlier", markup=False)
+            bad += earlier in NOT_VALID
             continue
         try:
             with Reporter(console, label) as reporter:

@@ -191,6 +191,11 @@ def test_a_killed_worker_fails_its_run_by_name_and_the_sweep_goes_on(tmp_path):
     assert f"node {node}: killed by signal 9" in by_status["failed"]["reason"]
     assert f"{node}.log" in by_status["failed"]["reason"]
     assert by_status["failed"]["totals"]["steps"] > 0
+    kept = host.dilocox("sweep", str(sweep), "-o", str(tmp_path / "out"), "--resume")
+    assert kept.returncode == 1
+    assert "failed earlier" in kept.stdout
+    assert "done earlier" in kept.stdout
+    assert "1 of 2 runs are not valid; to redo them: --resume --retry" in kept.stdout
 
 
 def test_a_worker_without_progress_fails_its_run_by_name(tmp_path, monkeypatch):
