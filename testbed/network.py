@@ -23,6 +23,8 @@ from testbed.shaping import netem, nfqueue, rate
 from testbed.topology import Topology
 
 READY_TIMEOUT_S = 10.0
+NETEM_TOLERANCE_MS = 0.01
+NETEM_TOLERANCE_LOSS = 1e-6
 PROJECT = Path(__file__).resolve().parent.parent
 
 
@@ -206,18 +208,19 @@ class Network:
 
     def _verify_netem(self) -> None:
         shown = json.loads(self.nodes[CORE].run(["tc", "-j", "qdisc", "show"]))
-        got = {
-            (q["dev"], q["parent"]): q["options"].get("delay", {}).get("delay", 0.0) * 1e3
-            for q in shown
-            if q["kind"] == "netem"
-        }
-        if len(got) != len(self.plan.delays):
-            raise TestbedError(f"asked for {len(self.plan.delays)} netem queues, the kernel has {len(got)}")
-        wanted = sorted(delay.delay_ms for delay in self.plan.delays)
-        if any(abs(a - b) > 0.01 for a, b in zip(wanted, sorted(got.values()), strict=True)):
-            raise TestbedError(
-                f"asked netem for delays of {wanted} ms, the kernel has {sorted(got.values())} ms"
-            )
+        got = {(q["dev"], q["parent"]): q["options"] for q in shown if q["kind"] == "netem"}
+        for delay, minor in netem.classes(self.plan):
+            options = got.pop((delay.to_interface, f"1:{minor:x}"), {})
+            delay_ms = options.get("delay", {}).get("delay", 0.0) * 1e3
+            loss = options.get("loss-random", {}).get("loss", 0.0)
+            if (
+                abs(delay_ms - delay.delay_ms) > NETEM_TOLERANCE_MS
+                or abs(loss - delay.loss) > NETEM_TOLERANCE_LOSS
+            ):
+                raise TestbedError(
+                    f"{delay.source} to {delay.target}: asked netem for {delay.delay_ms:g} ms and a loss of"
+                    f" {delay.loss:g}, the kernel reports {delay_ms:g} ms and {loss:g}"
+                )
 
     def delay_stats(self) -> dict[str, float] | None:
         """The delay line's latest statistics; None where netem delays (the kernel keeps none)."""

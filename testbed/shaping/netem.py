@@ -19,12 +19,16 @@ def limit_packets(delay: DelayClass) -> int:
     return 64 + round((in_flight_bytes + delay.queue_bytes) / WIRE_BYTES_PER_SEGMENT)
 
 
+def classes(plan: NetworkPlan) -> list[tuple[DelayClass, int]]:
+    """Each ordered pair of sites with the minor number of its htb class on the core's egress to the target."""
+    sources: dict[str, int] = {}
+    return [(d, FIRST_CLASS + sources.setdefault(d.source, len(sources))) for d in plan.delays]
+
+
 def commands(plan: NetworkPlan) -> list[str]:
     """tc commands for the core; to be run after the rate commands of its links."""
     lines = []
-    sources: dict[str, int] = {}
-    for delay in plan.delays:
-        minor = FIRST_CLASS + sources.setdefault(delay.source, len(sources))
+    for delay, minor in classes(plan):
         dev = delay.to_interface
         ceil = round(delay.rate_mbps * 1e6)
         share = max(1000, ceil // (len(plan.routers) - 1))
