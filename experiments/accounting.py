@@ -47,8 +47,8 @@ def wire_bytes(
 ) -> tuple[int, int, int]:
     """(WAN, LAN, control) layer-2 bytes between two readings, each packet once.
 
-    The WAN is the sum over the site uplinks' egress, rendezvous traffic apart. Every packet leaves a node once;
-    what did not go on through an uplink stayed in the LAN.
+    The WAN is the sum over the site uplinks' egress, rendezvous traffic apart. Every packet enters a node once;
+    what did not come down from the WAN came from the LAN (what an uplink's queue dropped is in neither).
     """
 
     def sent(link: str) -> int:
@@ -57,8 +57,9 @@ def wire_bytes(
     uplinks = list(plan.uplinks.values())
     control = sum(after[link].control_bytes - before[link].control_bytes for link in uplinks)
     through_uplinks = sum(sent(link) for link in uplinks)
-    out_of_nodes = sum(sent(node) for node in plan.node_address)
-    return through_uplinks - control, out_of_nodes - through_uplinks, control
+    into_nodes = sum(sent(f"{node}/down") for node in plan.node_address)
+    from_the_wan = sum(sent(f"{site}/down") for site in plan.uplinks)
+    return through_uplinks - control, into_nodes - from_the_wan, control
 
 
 def kernel_bytes(plan: NetworkPlan, flows: Iterable[Flow]) -> tuple[int, int, int, int]:
@@ -107,11 +108,12 @@ def reconcile(
         low, high = WIRE_OVERHEAD_BAND
         if payload[0]:
             result.wan_overhead = wire[0] / payload[0]
-            once = (wire[0] - (kernel[3] if kernel else 0)) / payload[
-                0
-            ]  # what loss made TCP repeat is no overhead
-            if payload[0] >= MIN_BYTES_TO_JUDGE and not low <= once <= high:
+            # What loss made TCP repeat is no overhead. The uplink counted a lost packet if it was lost further on,
+            # not if its own queue dropped it, so the bytes sent once lie between these two.
+            least, most = (wire[0] - (kernel[3] if kernel else 0)) / payload[0], wire[0] / payload[0]
+            if payload[0] >= MIN_BYTES_TO_JUDGE and (most < low or least > high):
                 result.problems.append(
-                    f"WAN wire bytes without retransmissions are {once:.4f} x payload, allowed {low} to {high}"
+                    f"WAN wire bytes are {most:.4f} x payload ({least:.4f} without retransmissions),"
+                    f" allowed {low} to {high}"
                 )
     return result

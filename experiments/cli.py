@@ -362,7 +362,7 @@ def check_data(config: Any) -> None:
     try:
         load_corpus(config.data, config.seed)
     except DataError as error:
-        raise RequestError(f"data.source: {error}") from error
+        raise RequestError(str(error)) from error
 
 
 def _print_record(record: dict[str, Any], run_dir: Path) -> None:

@@ -23,7 +23,7 @@ TIMES = ("compute_s", "bubble_s", "compress_s", "exposed_comm_s", "other_s")
 TOTALS = (
     *("params", "tokens", "steps", "final_loss", "val_loss", "val_bpb", "wall_s", "tokens_per_s", *TIMES),
     *("utilisation", "payload_bytes", "wan_payload_bytes", "lan_payload_bytes", "wan_wire_bytes"),
-    *("lan_wire_bytes", "control_bytes", "wan_bytes_per_token"),
+    *("lan_wire_bytes", "control_bytes", "wan_bytes_per_token", "mean_local_steps"),
 )
 """Summary columns that come from the `totals` of a record."""
 

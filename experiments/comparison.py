@@ -88,7 +88,9 @@ def _conditions(config: Mapping[str, Any], row: Any) -> str:
     sequences = (train.get("batch_size") or 0) * (parallel.get("replicas") or 0)
     shared = [config.get(key) for key in ("model", "data", "compute", "topology")]
     return json.dumps(
-        [*shared, sequences, str(row["seed"]), str(row["evidence"])], sort_keys=True, default=str
+        [*shared, sequences, train.get("steps"), str(row["seed"]), str(row["evidence"])],
+        sort_keys=True,
+        default=str,
     )
 
 

@@ -126,7 +126,7 @@ def _about_the_claim(valid: pd.DataFrame, records: Mapping[str, Mapping[str, Any
     little = "only " if 1 + ratio < _A_LITTLE else ""
     text = (
         f"AllReduce waited for the WAN during {little}{significant(share)} % of its wall time, so hiding all of that"
-        f" waiting could make it at most {significant(1 + ratio)} times as fast"
+        f" waiting could make it about {significant(1 + ratio)} times as fast"
     )
     network, params = _network(base, records), _the_one(base["params"])
     if little and network and params is not None:

@@ -94,7 +94,7 @@ def table_rows(runs: pd.DataFrame) -> list[list[str]]:
         rows.append(
             [
                 "\n  ".join([style_of(group.method).label, *_beyond_columns(group)]),
-                str(steps) if steps else "–",
+                _local_steps(steps, group),
                 str(first["compressor"]),
                 *(_cell(column, group.valid) for column in COLUMNS),
                 _count(group),
@@ -128,6 +128,7 @@ def note(runs: pd.DataFrame) -> str:
     return " ".join(parts)
 
 
+MEAN_DIFFERS = 0.05
 NARROW = 130
 """Below so many characters the columns would break; few configurations are then shown side by side instead."""
 MOST_SIDE_BY_SIDE = 5
@@ -177,6 +178,13 @@ def _count(group: Group) -> str:
     if len(group.runs) == 1:
         return "yes" if len(group.valid) else "no"
     return f"{len(group.valid)} of {len(group.runs)}"
+
+
+def _local_steps(steps: int, group: Group) -> str:
+    """H as asked for, and what an adaptive H came to on average."""
+    mean = group.valid["mean_local_steps"].mean() if "mean_local_steps" in group.valid else math.nan
+    adapted = math.isfinite(mean) and abs(mean - steps) > MEAN_DIFFERS
+    return f"{steps} (mean {mean:.1f})" if steps and adapted else str(steps) if steps else "–"
 
 
 def _steps(group: Group) -> int:

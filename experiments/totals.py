@@ -42,6 +42,12 @@ def totals(
     }
     steps = frames["steps"]
     done = steps.groupby("rank").step.max().min() if not steps.empty else 0
+    rounds = frames["rounds"]
+    if not rounds.empty:
+        own = rounds[rounds["rank"] == 0].sort_values("round").local_steps
+        result["rounds"] = len(own)
+        # the last round is as long as the steps that were left
+        result["mean_local_steps"] = float((own.iloc[:-1] if len(own) > 1 else own).mean())
     result["steps"] = int(done)
     result["tokens"] = int(done) * config.tokens_per_step
     if not ranks:

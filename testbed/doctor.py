@@ -160,7 +160,7 @@ def examine() -> list[Check]:
     )
     ok, said = in_scratch(
         _VETH + "tc qdisc add dev xa root handle 1: htb default 10\n"
-        "tc class add dev xa parent 1: classid 1:10 htb rate 1gbit burst 125000\n"
+        "tc class add dev xa parent 1: classid 1:10 htb rate 1gbit burst 125000 quantum 60000\n"
         "tc class show dev xa | grep -q 'rate 1Gbit'"
     )
     checks.append(Check("tc htb", ok, True, said or "set and read back", "modprobe sch_htb"))

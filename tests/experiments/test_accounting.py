@@ -66,6 +66,14 @@ def test_each_packet_is_counted_once_though_it_crosses_many_queues():
         ((M, M, 0), (M, 2 * M, 0, 0), (int(1.05 * M), 0, 0), "LAN payload"),
         ((M, M, 0), (M, M, 0, 0), (int(1.03 * M), 0, 0), "wire bytes"),
         ((M, M, 0), (M, M, 0, 0), (int(1.10 * M), 0, 0), "wire bytes"),
+        (
+            (M, M, 0),
+            (M, M, 0, M // 10),
+            (int(1.05 * M), 0, 0),
+            None,
+        ),  # lost in the uplink's queue: never counted
+        ((M, M, 0), (M, M, 0, M // 10), (int(1.15 * M), 0, 0), None),  # lost further on: counted twice
+        ((M, M, 0), (M, M, 0, M // 10), (int(1.20 * M), 0, 0), "wire bytes"),
         ((0, M, 0), (M, M, 0, 0), (M, 0, 0), "WAN payload"),  # bytes that nobody says to have sent
         (
             (1000, M, 0),
