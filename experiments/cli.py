@@ -286,7 +286,7 @@ def run(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="folder of the run")] = None,
 ) -> None:
     """Execute one run. Example: dilocox run experiments/runs/dilocox.yaml --set train.steps=20"""
-    from experiments.config import read_mapping, resolve_run  # noqa: PLC0415
+    from experiments.config import check_data, read_mapping, resolve_run  # noqa: PLC0415
     from experiments.overrides import apply_override  # noqa: PLC0415
     from experiments.progress import Reporter  # noqa: PLC0415
     from experiments.runner import run as execute_run  # noqa: PLC0415
@@ -353,16 +353,6 @@ def report(directory: Annotated[Path, typer.Argument(metavar="DIR", help="folder
     out.print(f"report:  {path}", soft_wrap=True)
     for figure in sorted((directory / "figures").glob("*.png")):
         out.print(f"figure:  {figure}", soft_wrap=True)
-
-
-def check_data(config: Any) -> None:
-    """Reads the text once before anything is started, so that a bad file is an error of the request."""
-    from trainer.data import DataError, load_corpus  # noqa: PLC0415
-
-    try:
-        load_corpus(config.data, config.seed)
-    except DataError as error:
-        raise RequestError(str(error)) from error
 
 
 def _print_record(record: dict[str, Any], run_dir: Path) -> None:

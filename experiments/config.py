@@ -12,6 +12,7 @@ from testbed.topology import Topology, load_topology, topology_from
 from testbed.validation import load_yaml
 from trainer.config import TrainerConfig
 from trainer.config_errors import config_error_sentence
+from trainer.data import DataError, load_corpus
 
 LOOPBACK = "loopback"
 
@@ -106,6 +107,18 @@ def _absolute_source(data: dict[str, Any]) -> dict[str, Any]:
         return {}
     path = Path(section["source"])
     return {"data": {**section, "source": str(path.resolve())}} if path.exists() else {}
+
+
+def check_data(config: RunConfig) -> None:
+    """Reads the text once before anything is started, so that a bad file is an error of the request.
+
+    Raises:
+        RequestError: the text cannot be read, or is too short for the configuration.
+    """
+    try:
+        load_corpus(config.data, config.seed)
+    except DataError as error:
+        raise RequestError(str(error)) from error
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -336,7 +336,7 @@ def _store(evidence: Evidence) -> dict[str, Any]:
     frames = series.collect(run_dir)
     if evidence.samples:
         rows = [reading.row(evidence.launched) for reading in evidence.samples]
-        pd.DataFrame(rows).to_parquet(run_dir / "links.parquet", index=False)
+        series.write_parquet(pd.DataFrame(rows), run_dir / "links.parquet")
     ranks = series.summaries(run_dir)
     emulated = isinstance(config.topology, Topology)
     counts = _account(evidence, ranks)

@@ -1,10 +1,13 @@
 """Turns what the ranks wrote line by line into the Parquet files of a run."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+
+from experiments.errors import RunFailure
 
 KINDS = ("steps", "rounds", "evals")
 _SORT = {"steps": ["rank", "step"], "rounds": ["rank", "round"], "evals": ["step"]}
@@ -32,6 +35,24 @@ def last_line(path: Path, tail_bytes: int = 4096) -> dict[str, Any] | None:
         return None
 
 
+def write_parquet(frame: pd.DataFrame, path: Path) -> None:
+    """Writes in one step; what a full disk cut short is removed.
+
+    Raises:
+        RunFailure: the file could not be written; the ranks' own lines, which it is made from, stay.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        frame.to_parquet(temporary, index=False)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise RunFailure(
+            f"{path}: cannot be written ({reason}); what the ranks measured is in {path.parent / 'ranks'}"
+        ) from error
+
+
 def collect(run_dir: Path) -> dict[str, pd.DataFrame]:
     """Writes ``steps.parquet``, ``rounds.parquet`` and ``evals.parquet`` from ``ranks/``; returns the frames."""
     frames = {}
@@ -44,7 +65,7 @@ def collect(run_dir: Path) -> dict[str, pd.DataFrame]:
         frame = pd.DataFrame(rows)
         if not frame.empty:
             frame = frame.sort_values(_SORT[kind], kind="stable", ignore_index=True)
-            frame.to_parquet(run_dir / f"{kind}.parquet", index=False)
+            write_parquet(frame, run_dir / f"{kind}.parquet")
         frames[kind] = frame
     return frames
 

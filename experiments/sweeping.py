@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from experiments.config import RunConfig, resolve_run
+from experiments.config import RunConfig, check_data, resolve_run
 from experiments.errors import RequestError
 from experiments.progress import Reporter
 from experiments.results import summarise
@@ -45,8 +45,6 @@ def plan_sweep(sweep_file: Path, overrides: list[str], output: Path | None) -> S
     runs = expand(sweep, validate)
     configs = {planned.run_id: resolve_run(planned.config, str(sweep_file), near) for planned in runs}
     for source in {config.data.model_dump_json(): config for config in configs.values()}.values():
-        from experiments.cli import check_data  # noqa: PLC0415
-
         check_data(source)
     return SweepPlan(sweep, runs, configs, output or Path("runs") / sweep.name)
 
