@@ -80,24 +80,41 @@ class DataConfig(Section):
 
 
 class ParallelConfig(Section):
-    """D replicas of M pipeline stages; a replica's batch is cut into `microbatches`."""
+    """D replicas of M pipeline stages; a replica's batch is cut into `microbatches`.
+
+    `schedule: interleaved` gives every rank `virtual_stages` pieces of the model instead of one
+    (arXiv:2104.04473, section 2.2): smaller bubbles, more hops.
+    """
 
     replicas: Count = 1
     stages: Count = 1
     microbatches: Count = 4
-    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
+    virtual_stages: Annotated[int, Field(ge=2, le=16, strict=True)] | None = None
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of the model that each rank holds: 1 unless the schedule is interleaved."""
+        return (self.virtual_stages or 2) if self.schedule == "interleaved" else 1
 
 
 class TrainConfig(Section):
-    """The inner optimisation; `batch_size` is sequences per replica and step."""
+    """The inner optimisation; `batch_size` is sequences per replica and step.
+
+    The learning rate warms up over `warmup_steps`, then follows `schedule`: a cosine to
+    `min_lr_ratio` x lr; warm-up, stable, decay (wsd: constant, then linearly to that floor over the last
+    `decay_share` of the steps; arXiv:2404.06395, with a linear decay); or constant.
+    """
 
     steps: Count = 160
     batch_size: Count = 8
     lr: Annotated[float, Field(gt=0)] = 1.0e-3
     warmup_steps: CountOrZero = 40
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    decay_share: Annotated[float, Field(gt=0, le=1)] = 0.2
     dtype: Literal["fp32", "bf16"] = "fp32"
-    inner: Literal["adamw", "sgd"] = "adamw"
+    inner: Literal["adamw", "muon", "sgd"] = "adamw"
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     grad_clip: Annotated[float, Field(ge=0)] = 0.0
@@ -155,6 +172,21 @@ class TrainerConfig(Section):
         if p.stages > layers:
             raise ValueError(
                 f"parallel.stages: found {p.stages}, allowed at most the model's layers ({layers})"
+            )
+        if p.virtual_stages is not None and p.schedule != "interleaved":
+            raise ValueError(
+                f"parallel.virtual_stages: found {p.virtual_stages}, allowed only with schedule interleaved "
+                f"(it is {p.schedule})"
+            )
+        if p.stages * p.pieces > layers:
+            raise ValueError(
+                f"parallel.virtual_stages: found {p.pieces}, allowed at most {layers // p.stages} with "
+                f"{p.stages} stages and {layers} layers"
+            )
+        if p.schedule == "interleaved" and (p.stages == 1 or p.microbatches % p.stages):
+            raise ValueError(
+                f"parallel.microbatches: found {p.microbatches}, allowed with schedule interleaved a multiple of "
+                f"parallel.stages, which must be at least 2 (it is {p.stages})"
             )
         if p.schedule == "1f1b" and p.microbatches < p.stages:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Validation loss of a stage module's current weights, through replica 0's pipeline."""
+"""Validation loss of the current weights, through replica 0's pipeline."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 
 import torch
 from torch import Tensor
-from torch.distributed.pipelining import ScheduleGPipe
+from torch.distributed.pipelining import ScheduleGPipe, ScheduleLoopedBFS
 
 from trainer.metrics import EVALUATION, Ledger
 from trainer.model import DecoderStage
-from trainer.pipeline import CountingStage, token_loss
+from trainer.pipeline import counting_stages, token_loss
 from trainer.ranks import World
 
 EVALUATION_MICROBATCH = 8  # sequences; larger costs memory, smaller costs time
@@ -23,26 +23,34 @@ class Evaluator:
     here are in `sent_bytes` and in no training figure.
     """
 
-    def __init__(self, module: DecoderStage, world: World, windows: Tensor, ledger: Ledger) -> None:
-        self._module = module
+    def __init__(self, pieces: list[DecoderStage], world: World, windows: Tensor, ledger: Ledger) -> None:
+        self._is_first, self._is_last = pieces[0].is_first, pieces[-1].is_last
         self._inputs = windows[:, :-1].long()
         self._targets = windows[:, 1:].long()
         microbatch = math.gcd(len(windows), EVALUATION_MICROBATCH)
         self._chunks = len(windows) // microbatch
-        self._stage = CountingStage(
-            module,
+        self._stages = counting_stages(
+            pieces,
             world,
             microbatch=microbatch,
             seq_len=self._inputs.shape[1],
             ledger=ledger,
             bucket=EVALUATION,
         )
-        self._schedule = ScheduleGPipe(self._stage, self._chunks, loss_fn=token_loss, scale_grads=False)
+        self._schedule: ScheduleGPipe | ScheduleLoopedBFS
+        if len(pieces) == 1:
+            self._schedule = ScheduleGPipe(
+                self._stages[0], self._chunks, loss_fn=token_loss, scale_grads=False
+            )
+        else:
+            self._schedule = ScheduleLoopedBFS(
+                list(self._stages), self._chunks, loss_fn=token_loss, scale_grads=False
+            )
 
     @property
     def sent_bytes(self) -> int:
         """Activation bytes handed to the LAN by evaluations."""
-        return self._stage.sent_bytes
+        return sum(stage.sent_bytes for stage in self._stages)
 
     @property
     def tokens(self) -> int:
@@ -51,11 +59,10 @@ class Evaluator:
 
     def loss(self) -> float | None:
         """Mean nats per token on the last stage, None elsewhere."""
-        is_last = self._module.is_last
-        losses: list[Tensor] | None = [] if is_last else None
-        inputs = (self._inputs,) if self._module.is_first else ()
+        losses: list[Tensor] | None = [] if self._is_last else None
+        inputs = (self._inputs,) if self._is_first else ()
         with torch.no_grad():
-            self._schedule.eval(*inputs, target=self._targets if is_last else None, losses=losses)
+            self._schedule.eval(*inputs, target=self._targets if self._is_last else None, losses=losses)
         return None if losses is None else float(torch.stack(losses).double().mean())
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,33 +14,79 @@ from trainer.config import TrainConfig
 from trainer.metrics import Ledger
 
 
-def build_inner(parameters: Iterable[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW with decay on matrices only, or SGD without momentum and decay."""
-    parameters = list(parameters)
+class InnerOptimizer:
+    """One or two torch optimisers that step together, each with its own share of the parameters."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self.optimizers = optimizers
+
+    def step(self) -> None:
+        """One inner step with the gradients that the parameters hold."""
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        """Forget the gradients and free their memory."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of each optimiser, by its position."""
+        return {str(number): optimizer.state_dict() for number, optimizer in enumerate(self.optimizers)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The opposite of `state_dict`."""
+        for number, optimizer in enumerate(self.optimizers):
+            optimizer.load_state_dict(state[str(number)])
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Use `lr` for every parameter."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+
+
+def build_inner(parameters: Mapping[str, nn.Parameter], config: TrainConfig) -> InnerOptimizer:
+    """AdamW with decay on matrices only, Muon, or SGD without momentum and decay; parameters by name.
+
+    Muon (as in MuLoCo, arXiv:2505.23725) moves the matrices inside the layers, AdamW all else. Its
+    update is scaled to AdamW's root mean square (arXiv:2502.16982), so that one learning rate serves both.
+    """
     if config.inner == "sgd":
-        return torch.optim.SGD(parameters, lr=config.lr)
+        return InnerOptimizer(torch.optim.SGD(parameters.values(), lr=config.lr))
+    hidden = [p for name, p in parameters.items() if p.dim() == 2 and name.startswith("layers.")]
+    muon = hidden if config.inner == "muon" else []
+    rest = [p for p in parameters.values() if all(p is not other for other in muon)]
     groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
     ]
     filled = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(filled, lr=config.lr, betas=config.betas)
+    adamw = torch.optim.AdamW(filled, lr=config.lr, betas=config.betas)
+    if not muon:
+        return InnerOptimizer(adamw)
+    return InnerOptimizer(
+        torch.optim.Muon(
+            muon, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+        ),
+        adamw,
+    )
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Linear warm-up, then a cosine to `min_lr_ratio` x lr at the last step; `step` counts from 1."""
+    """The learning rate of a step, counted from 1; see `TrainConfig`."""
     if step <= config.warmup_steps:
         return config.lr * step / config.warmup_steps
-    decay_steps = max(config.steps - config.warmup_steps, 1)
-    progress = min((step - config.warmup_steps) / decay_steps, 1.0)
-    cosine = 0.5 * (1 + math.cos(math.pi * progress))
-    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Use `lr` for every parameter."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
+    after_warmup = max(config.steps - config.warmup_steps, 1)
+    progress = min((step - config.warmup_steps) / after_warmup, 1.0)
+    if config.schedule == "constant":
+        height = 1.0
+    elif config.schedule == "wsd":
+        stable = 1 - min(config.decay_share * config.steps / after_warmup, 1.0)
+        height = 1.0 if progress <= stable else (1 - progress) / (1 - stable)
+    else:
+        height = 0.5 * (1 + math.cos(math.pi * progress))
+    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * height)
 
 
 def clip_gradients(

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.config import ModelConfig
+from trainer.config import ModelConfig, ParallelConfig
 
 ROPE_BASE = 10_000.0
 NORM_EPS = 1e-5
@@ -174,6 +174,23 @@ class DecoderStage(nn.Module):
             if self.is_last:
                 x = self.lm_head(self.norm(x)).float()
             return x
+
+
+def build_pieces(
+    shape: Shape,
+    parallel: ParallelConfig,
+    stage: int,
+    seq_len: int,
+    seed: int,
+    *,
+    autocast_bf16: bool = False,
+) -> list[DecoderStage]:
+    """What the rank of pipeline stage `stage` holds: one piece, or several that lie `stages` pieces apart."""
+    pieces = parallel.stages * parallel.pieces
+    return [
+        build_stage(shape, piece, pieces, seq_len, seed, autocast_bf16=autocast_bf16)
+        for piece in range(stage, pieces, parallel.stages)
+    ]
 
 
 def canonical_name(name: str) -> str:

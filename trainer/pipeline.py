@@ -15,7 +15,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
 
 from trainer.config import PacedCompute, TrainerConfig
 from trainer.metrics import Ledger
@@ -30,13 +35,15 @@ class Pacer:
     """Stretches each chunk to its share of the step, so that pacing happens before results move on.
 
     A whole step of `microbatches` over `stages` takes (microbatches + stages - 1) slots in 1F1B and
-    GPipe alike, so one slot is step_s / (microbatches + stages - 1). A chunk that ran over its share
-    takes the excess from the next chunks of the same step.
+    GPipe alike, and (microbatches + (stages - 1) / pieces) where each rank holds several `pieces` of the
+    model (arXiv:2104.04473, section 2.2). A chunk is one microbatch through one piece; one that ran over
+    its share takes the excess from the next chunks of the same step.
     """
 
-    def __init__(self, step_s: float, microbatches: int, stages: int) -> None:
-        self.slot_s = step_s / (microbatches + stages - 1)
+    def __init__(self, step_s: float, microbatches: int, stages: int, pieces: int = 1) -> None:
+        self.slot_s = step_s / (microbatches + (stages - 1) / pieces)
         self.pace_s = self.slot_s * microbatches
+        self.chunk_s = self.slot_s / pieces
         self.overran_steps = 0
         self._behind_s = 0.0
         self._spent_s = 0.0
@@ -46,7 +53,8 @@ class Pacer:
         """The pacer a configuration asks for, None with real compute."""
         if not isinstance(config.compute, PacedCompute):
             return None
-        return cls(config.compute.step_s, config.parallel.microbatches, config.parallel.stages)
+        parallel = config.parallel
+        return cls(config.compute.step_s, parallel.microbatches, parallel.stages, parallel.pieces)
 
     def begin_step(self) -> None:
         """Forget what the last step owed."""
@@ -58,8 +66,8 @@ class Pacer:
         self._spent_s += spent_s
 
     def finish_chunk(self, started: float, share: float) -> None:
-        """Sleep until the chunk that began at `started` (perf_counter) has used its share of a slot."""
-        due = self.slot_s * share
+        """Sleep until the chunk that began at `started` (perf_counter) has used its share."""
+        due = self.chunk_s * share
         wait_s = due - self._behind_s - (time.perf_counter() - started)
         if wait_s > 0:
             time.sleep(wait_s)
@@ -79,6 +87,8 @@ class CountingStage(PipelineStage):
         self,
         module: DecoderStage,
         world: World,
+        index: int,
+        count: int,
         *,
         microbatch: int,
         seq_len: int,
@@ -93,8 +103,8 @@ class CountingStage(PipelineStage):
             logits = torch.empty(microbatch, seq_len, shape.vocab, requires_grad=True)
         super().__init__(
             module,
-            world.stage,
-            world.stages,
+            index,
+            count,
             torch.device("cpu"),
             input_args=(tokens if module.is_first else activations,),
             output_args=(logits if module.is_last else activations,),
@@ -148,33 +158,56 @@ class CountingStage(PipelineStage):
             return result
 
 
-class Pipeline:
-    """One replica's training schedule, and a forward-only one over the same weights for evaluation."""
+def counting_stages(
+    pieces: list[DecoderStage], world: World, *, microbatch: int, seq_len: int, **counting: Any
+) -> list[CountingStage]:
+    """A stage for each piece that this rank holds; `counting` as for `CountingStage`."""
+    count = world.stages * len(pieces)
+    return [
+        CountingStage(
+            piece,
+            world,
+            world.stage + number * world.stages,
+            count,
+            microbatch=microbatch,
+            seq_len=seq_len,
+            **counting,
+        )
+        for number, piece in enumerate(pieces)
+    ]
 
-    def __init__(self, module: DecoderStage, world: World, config: TrainerConfig, ledger: Ledger) -> None:
-        self.module = module
+
+class Pipeline:
+    """One replica's training schedule over the pieces of the model that this rank holds."""
+
+    def __init__(
+        self, pieces: list[DecoderStage], world: World, config: TrainerConfig, ledger: Ledger
+    ) -> None:
+        self.is_first, self.is_last = pieces[0].is_first, pieces[-1].is_last
         self.microbatches = config.parallel.microbatches
         self.pacer = Pacer.of(config)
         self._ledger = ledger
-        seq_len = config.data.seq_len
-        self._stage = CountingStage(
-            module,
+        self._stages = counting_stages(
+            pieces,
             world,
             microbatch=config.microbatch_size,
-            seq_len=seq_len,
+            seq_len=config.data.seq_len,
             ledger=ledger,
             bucket="compute_s",
             pacer=self.pacer,
         )
-        schedule = Schedule1F1B if config.parallel.schedule == "1f1b" else ScheduleGPipe
-        self._schedule = schedule(
-            self._stage, self.microbatches, loss_fn=self._training_loss, scale_grads=False
-        )
+        common: dict[str, Any] = {"loss_fn": self._training_loss, "scale_grads": False}
+        self._schedule: Any
+        if config.parallel.schedule == "interleaved":
+            self._schedule = ScheduleInterleaved1F1B(list(self._stages), self.microbatches, **common)
+        else:
+            schedule = Schedule1F1B if config.parallel.schedule == "1f1b" else ScheduleGPipe
+            self._schedule = schedule(self._stages[0], self.microbatches, **common)
 
     @property
     def sent_bytes(self) -> int:
         """Activation and gradient bytes handed to the LAN by training steps."""
-        return self._stage.sent_bytes
+        return sum(stage.sent_bytes for stage in self._stages)
 
     def step(self, tokens: Tensor) -> float | None:
         """Forward and backward of uint8 or int64 tokens [batch, seq_len + 1]; gradients add up.
@@ -182,9 +215,9 @@ class Pipeline:
         Returns the batch's mean loss in nats per token on the last stage, else None.
         """
         tokens = tokens.long()
-        inputs = (tokens[:, :-1].contiguous(),) if self.module.is_first else ()
-        target = tokens[:, 1:].contiguous() if self.module.is_last else None
-        losses: list[Tensor] | None = [] if self.module.is_last else None
+        inputs = (tokens[:, :-1].contiguous(),) if self.is_first else ()
+        target = tokens[:, 1:].contiguous() if self.is_last else None
+        losses: list[Tensor] | None = [] if self.is_last else None
         if self.pacer is not None:
             self.pacer.begin_step()
         with self._ledger.span("bubble_s"):

@@ -16,10 +16,10 @@ from trainer.collectives import Exchange
 from trainer.config import TrainerConfig
 from trainer.data import BYTE_VOCAB, Corpus, Sampler
 from trainer.evaluate import Evaluator, bits_per_byte
-from trainer.inner import build_inner, clip_gradients, learning_rate, set_learning_rate
+from trainer.inner import build_inner, clip_gradients, learning_rate
 from trainer.methods import Context, ExchangeError, RoundRecord, build_method
 from trainer.metrics import BUCKETS, EVALUATION, SETUP, JsonLines, Ledger, difference, training_s, write_json
-from trainer.model import Shape, build_stage, count_parameters
+from trainer.model import Shape, build_pieces, count_parameters
 from trainer.pipeline import Pipeline
 from trainer.ranks import World
 from trainer.sockets import kernel_sent
@@ -40,22 +40,22 @@ class Trainer:
         self.config, self.world, self.corpus = config, world, corpus
         self.ledger = Ledger(SETUP)
         self.shape = Shape.of(config.model, BYTE_VOCAB)
-        self.module = build_stage(
+        self.pieces = build_pieces(
             self.shape,
+            config.parallel,
             world.stage,
-            world.stages,
             config.data.seq_len,
             config.seed,
             autocast_bf16=config.train.dtype == "bf16",
         )
-        self.parameters = dict(self.module.named_parameters())
+        self.parameters = {name: p for piece in self.pieces for name, p in piece.named_parameters()}
         self.sampler = Sampler(corpus, config.data.seq_len, config.seed)
-        self.pipeline = Pipeline(self.module, world, config, self.ledger)
+        self.pipeline = Pipeline(self.pieces, world, config, self.ledger)
         windows = torch.from_numpy(self.sampler.validation(config.eval.tokens, multiple_of=8))
-        self.evaluator = Evaluator(self.module, world, windows, self.ledger)
+        self.evaluator = Evaluator(self.pieces, world, windows, self.ledger)
         self.wan = Exchange(world.stage_peers, "exposed_comm_s")
         self.lan = Exchange(world.pipeline, "bubble_s")
-        self.inner = build_inner(self.parameters.values(), config.train)
+        self.inner = build_inner(self.parameters, config.train)
         self.context = Context(
             world.rank, self.parameters, self.wan, self.lan, self.ledger, self._report_round
         )
@@ -63,7 +63,7 @@ class Trainer:
         self.folder = out / "ranks"
         self.steps_file = JsonLines(self._path("steps.jsonl"))
         self.rounds_file = JsonLines(self._path("rounds.jsonl"))
-        writes_evals = world.replica == 0 and self.module.is_last
+        writes_evals = world.replica == 0 and self.pipeline.is_last
         self.evals_file = JsonLines(self._path("evals.jsonl")) if writes_evals else None
         self.rounds = self._evaluated_at = 0
         self.seconds = self.ledger.read()  # as of the last record
@@ -104,7 +104,7 @@ class Trainer:
         wan_before, lan_before = self.wan.sent_bytes, self._lan_bytes()
         last = step == config.train.steps
         lr = learning_rate(step, config.train)
-        set_learning_rate(self.inner, lr)
+        self.inner.set_learning_rate(lr)
         batch_size = config.train.batch_size
         batch = self.sampler.batch(step, self.world.replica * batch_size, batch_size)
         loss = self.pipeline.step(torch.from_numpy(batch))
@@ -112,7 +112,7 @@ class Trainer:
         if config.train.grad_clip > 0:
             clip_gradients(self.parameters.values(), config.train.grad_clip, self.lan, ledger)
         self.inner.step()
-        self.inner.zero_grad(set_to_none=True)
+        self.inner.zero_grad()
         if self.method.synchronises_after(step, last=last):
             self.method.close_round(step)
             if last:

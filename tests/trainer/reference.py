@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from trainer.config import TrainerConfig
 from trainer.data import BYTE_VOCAB, Sampler, load_corpus
-from trainer.inner import build_inner, learning_rate, set_learning_rate
+from trainer.inner import build_inner, learning_rate
 from trainer.model import DecoderStage, Shape, build_stage, canonical_name
 
 Weights = list[torch.Tensor]
@@ -32,10 +32,10 @@ def big_batch(config: TrainerConfig) -> tuple[list[float], dict[str, np.ndarray]
     """One process trains on the global batch; losses and final weights."""
     sampler = Sampler(load_corpus(config.data, config.seed), config.data.seq_len, config.seed)
     model = whole_model(config)
-    optimizer = build_inner(model.parameters(), config.train)
+    optimizer = build_inner(dict(model.named_parameters()), config.train)
     losses = []
     for step in range(1, config.train.steps + 1):
-        set_learning_rate(optimizer, learning_rate(step, config.train))
+        optimizer.set_learning_rate(learning_rate(step, config.train))
         optimizer.zero_grad()
         tokens = sampler.batch(step, 0, config.parallel.replicas * config.train.batch_size)
         loss = batch_loss(model, tokens)
@@ -55,14 +55,14 @@ def delayed(
     method, size = config.method, config.train.batch_size
     sampler = Sampler(load_corpus(config.data, config.seed), config.data.seq_len, config.seed)
     models = [whole_model(config) for _ in range(config.parallel.replicas)]
-    inners = [build_inner(model.parameters(), config.train) for model in models]
+    inners = [build_inner(dict(model.named_parameters()), config.train) for model in models]
     theta = [p.detach().clone() for p in models[0].parameters()]
     starts = [theta for _ in models]
     in_flight: list[Weights] | None = None
     losses: list[list[float]] = [[] for _ in models]
     for step in range(1, config.train.steps + 1):
         for i, (model, inner) in enumerate(zip(models, inners, strict=True)):
-            set_learning_rate(inner, learning_rate(step, config.train))
+            inner.set_learning_rate(learning_rate(step, config.train))
             inner.zero_grad()
             loss = batch_loss(model, sampler.batch(step, i * size, size))
             loss.backward()

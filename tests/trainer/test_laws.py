@@ -221,3 +221,24 @@ def test_paced_steps_train_the_same_and_take_their_time(runs):
         # two microbatches of three slots of 0.1 s each; a sleep never ends early
         assert all(s["compute_s"] >= 0.2 - 1e-3 for s in steps)
     assert all(s["wall_s"] >= 4 * 0.3 - 1e-3 for s in paced.summaries[:1])
+
+
+def test_law_4_interleaved_pieces_give_the_same_losses_and_count_their_hops(runs):
+    four = {"layers": 4}
+    plain = runs(method=DILOCO, model=four, parallel={"schedule": "1f1b"})
+    interleaved = runs(method=DILOCO, model=four, parallel={"schedule": "interleaved"})
+    np.testing.assert_allclose(interleaved.losses(), plain.losses(), rtol=1e-5)
+    np.testing.assert_allclose(interleaved.validation(), plain.validation(), rtol=1e-5)
+    assert_same_parameters(interleaved, plain.parameters, atol=2e-5)
+    activation = 4 * 16 * 32 * 4  # sequences x tokens x width x fp32; pieces 0 2 | 1 3 make three hops
+    hops = [{s["lan_payload_bytes"] // activation for s in steps} for steps in interleaved.steps]
+    assert hops == [{3}, {3}, {3}, {3}]
+
+
+def test_muon_trains_and_does_not_depend_on_the_number_of_stages(runs):
+    muon = {"inner": "muon", "lr": 2.0e-2}
+    two, one = runs(method=ALLREDUCE, train=muon), runs(method=ALLREDUCE, train=muon, parallel={"stages": 1})
+    np.testing.assert_allclose(one.losses(), two.losses(), rtol=1e-3)
+    assert two.global_losses()[-1] < two.global_losses()[0] - 0.1
+    adamw = runs(method=ALLREDUCE, train={"lr": 2.0e-2})
+    assert np.abs(two.losses() - adamw.losses()).max() > 1e-2

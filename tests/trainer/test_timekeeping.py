@@ -4,15 +4,17 @@ import itertools
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from trainer import metrics, pipeline
 from trainer.compression.rank_control import RankControl, effective_rank
 from trainer.config import TrainConfig
-from trainer.inner import learning_rate
+from trainer.inner import build_inner, learning_rate
 from trainer.method_config import LowRankCompressor
 from trainer.metrics import JsonLines, Ledger, training_s, write_json
+from trainer.model import Shape, build_stage
 from trainer.pipeline import Pacer
 
 
@@ -73,6 +75,16 @@ def test_a_paced_chunk_takes_its_share_and_an_overrun_is_made_up_for(clock):
     assert pacer.overran_steps == 0
 
 
+def test_interleaved_pieces_share_a_slot_and_shrink_the_bubble(clock):
+    pacer = Pacer(step_s=0.9, microbatches=4, stages=2, pieces=2)  # 4.5 slots of 0.2 s
+    pacer.begin_step()
+    started = clock.now
+    for _ in range(8):  # four microbatches through two pieces
+        for share in (1 / 3, 2 / 3):
+            pacer.finish_chunk(clock.now, share)
+    assert clock.now - started == pytest.approx(0.8)
+
+
 def test_a_step_that_is_too_slow_for_its_pace_is_counted(clock):
     pacer = Pacer(step_s=0.9, microbatches=2, stages=2)
     for computed in (0.15, 0.17):  # 0.6 s of pace in four chunks
@@ -112,6 +124,30 @@ def test_the_learning_rate_warms_up_and_falls_to_its_floor():
     assert rates[54] == pytest.approx(0.55)
     assert rates[-1] == pytest.approx(0.1)
     assert learning_rate(1, TrainConfig(steps=3, lr=1.0, warmup_steps=0)) <= 1.0
+
+
+def test_wsd_stays_at_its_rate_until_the_last_share_of_the_steps():
+    config = TrainConfig(
+        steps=100, lr=1.0, warmup_steps=10, min_lr_ratio=0.1, schedule="wsd", decay_share=0.2
+    )
+    rates = [learning_rate(step, config) for step in range(1, 101)]
+    assert rates[9:80] == pytest.approx([1.0] * 71)
+    assert np.diff(rates[79:]) == pytest.approx([-0.9 / 20] * 20)
+    assert rates[-1] == pytest.approx(0.1)
+
+
+def test_a_constant_schedule_only_warms_up():
+    config = TrainConfig(steps=100, lr=1.0, warmup_steps=10, schedule="constant")
+    assert {learning_rate(step, config) for step in range(10, 101)} == {1.0}
+
+
+def test_muon_moves_the_matrices_inside_the_layers_and_adamw_all_else():
+    stage = build_stage(Shape(16, 8, 2, 2, 2, 12, tied=False), 0, 1, seq_len=4, seed=0)
+    names = {id(parameter): name for name, parameter in stage.named_parameters()}
+    muon, adamw = build_inner(dict(stage.named_parameters()), TrainConfig(inner="muon")).optimizers
+    moved = [{names[id(p)] for group in o.param_groups for p in group["params"]} for o in (muon, adamw)]
+    assert moved[0] == {name for name in names.values() if name.endswith("proj.weight")}
+    assert moved[0] | moved[1] == set(names.values()) and not moved[0] & moved[1]
 
 
 def test_effective_rank_is_the_fewest_columns_with_enough_energy():
