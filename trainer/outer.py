@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainer.method_config import NesterovOuter, SgdOuter
 from trainer.model import parameter_hash
+from trainer.state import State, load_optimizer_state, optimizer_state, take_tensors
 
 
 class OuterOptimizer:
@@ -34,6 +36,18 @@ class OuterOptimizer:
             parameter.grad = delta[name]
         self._sgd.step()
         self._sgd.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> State:
+        """theta, and the momentum of each parameter that has one."""
+        return {"theta": dict(self.theta), "optimizer": optimizer_state(self._sgd, self.theta)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """theta's tensors stay the same objects; raises StateError if names or shapes differ."""
+        loaded = take_tensors("outer optimiser", state["theta"], self.theta)
+        with torch.no_grad():
+            for name, parameter in self.theta.items():
+                parameter.copy_(loaded[name])
+        load_optimizer_state(self._sgd, self.theta, state["optimizer"])
 
     def hash(self) -> str:
         """sha256 (hex) of theta's names and bits."""

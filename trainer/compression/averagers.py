@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from trainer.collectives import Exchange
 from trainer.compression.quantisers import Quantiser
 from trainer.metrics import Ledger
+from trainer.state import State, check_keys, take_tensors
 
 Tensors = dict[str, Tensor]
 
@@ -62,6 +64,18 @@ class Averager(ABC):
             QuantisationError: a tensor holds a value that cannot be sent.
             RuntimeError: the transport failed.
         """
+
+    def state_dict(self) -> State:
+        """Everything that outlives an `average`, for a resumed process; nothing here."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`; the tensors are the averager's to keep.
+
+        Raises:
+            StateError: the state is of another averager.
+        """
+        check_keys("averager", set(state), set())
 
     def set_rank(self, rank: int) -> None:  # noqa: B027 - ignoring it is the right default
         """Use this rank from the next exchange on; averagers without factors ignore it."""
@@ -133,6 +147,15 @@ class ErrorFeedback(Averager):
         super().__init__(inner.shapes)
         self.inner = inner
         self.residual: Tensors = {name: torch.zeros(shape) for name, shape in inner.shapes.items()}
+
+    def state_dict(self) -> State:
+        """The residual, and the wrapped averager's state."""
+        return {"residual": dict(self.residual), "inner": self.inner.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See the base class."""
+        self.residual = take_tensors("error feedback", state["residual"], self.shapes)
+        self.inner.load_state_dict(state["inner"])
 
     @property
     def rank(self) -> int | None:  # type: ignore[override]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from trainer.compression.averagers import (
 from trainer.compression.quantisers import Quantiser
 from trainer.metrics import Ledger
 from trainer.model import named_generator
+from trainer.state import State, take_tensors
 
 
 def is_low_rank(shape: torch.Size, rank: int) -> bool:
@@ -68,6 +70,16 @@ class LowRankAverager(Averager):
             fresh = self._seeded_columns(name, rows, rank - len(strongest))
             kept[name] = torch.cat((old[:, strongest], fresh), dim=1)
         self._q = kept
+
+    def state_dict(self) -> State:
+        """The warm Q, its rank, and how many seeded draws there were."""
+        return {"q": dict(self._q), "rank": self.rank, "draws": self._draws}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See the base class."""
+        self.rank, self._draws = int(state["rank"]), int(state["draws"])
+        wanted = {name: torch.Size((self.shapes[name][1], self.rank)) for name in self._matrices()}
+        self._q = take_tensors("low-rank averager", state["q"], wanted)
 
     def _seeded_columns(self, name: str, rows: int, columns: int) -> Tensor:
         generator = named_generator(self._seed, "low-rank Q", name, self._draws)

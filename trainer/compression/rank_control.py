@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer.method_config import LowRankCompressor
+from trainer.state import State
 
 
 class RankControl:
@@ -44,6 +47,16 @@ class RankControl:
         shortened = round(self._first_local_steps * self.rank / self._config.rank)
         self.local_steps = max(self._config.min_local_steps, shortened)
         return effective
+
+    def state_dict(self) -> State:
+        """The window of effective ranks, and what it led to."""
+        return {"recent": list(self._recent), "rank": self.rank, "local_steps": self.local_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse; the window's length is the configuration's."""
+        self._recent.clear()
+        self._recent.extend(int(rank) for rank in state["recent"])
+        self.rank, self.local_steps = int(state["rank"]), int(state["local_steps"])
 
 
 def effective_rank(columns: Tensor, total: float, energy: float) -> int:

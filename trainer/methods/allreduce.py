@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from trainer.method_config import AllReduceConfig
 from trainer.methods.base import Context, Method
+from trainer.state import State, check_keys
 
 
 class AllReduce(Method):
@@ -35,6 +39,14 @@ class AllReduce(Method):
     def synchronises_after(self, step: int, *, last: bool) -> bool:
         """After every step: replicas never differ."""
         return True
+
+    def state_dict(self) -> State:
+        """Nothing outlives a step."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `state_dict`."""
+        check_keys("allreduce", set(state), set())
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:

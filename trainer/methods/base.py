@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from trainer.collectives import Exchange
 from trainer.metrics import Ledger
 from trainer.model import parameter_hash
+from trainer.state import State
 
 
 class ExchangeError(RuntimeError):
@@ -87,6 +89,23 @@ class Method(ABC):
 
     def drain(self, step: int) -> None:  # noqa: B027
         """After the last round: finish and apply everything that is still to be exchanged."""
+
+    def state_dict(self) -> State:
+        """Everything that a resumed process needs beside the configuration and the model's parameters.
+
+        Called between `close_round` and `open_round`; whoever has an exchange in flight then waits for it
+        here and includes its result. Must not change what training goes on to do: killed and resumed is
+        never killed, bit for bit. Tensors may be the live ones, the caller copies them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no state_dict: it cannot be checkpointed")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`; `open_round` comes next. The tensors are the method's to keep.
+
+        Raises:
+            StateError: the state does not fit.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no load_state_dict: it cannot be resumed")
 
     @property
     def outer_parameters(self) -> dict[str, Tensor]:

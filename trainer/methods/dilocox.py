@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from trainer.methods.base import Context, copy_into
 from trainer.methods.diloco import DiLoCo
 from trainer.methods.local_update import Finished
 from trainer.metrics import Ledger
+from trainer.state import State, take_tensors
 
 Tensors = dict[str, Tensor]
 
@@ -91,6 +94,23 @@ class DiLoCoX(DiLoCo):
             self._wait_and_apply(step)
         copy_into(self.context.parameters, self.outer_parameters)
         self._background.shutdown()
+
+    def state_dict(self) -> State:
+        """Also the ended round that `open_round` will send, and what the rank control has seen."""
+        ended = self._ended
+        kept = ended and {"number": ended.number, "local_steps": ended.local_steps, "delta": ended.delta}
+        control = self._control.state_dict() if self._control else None
+        return {**super().state_dict(), "ended": kept, "control": control}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See the base class."""
+        super().load_state_dict(state)
+        kept = state["ended"]
+        if kept is not None:
+            delta = take_tensors("ended round", kept["delta"], self.context.parameters)
+            self._ended = Ended(int(kept["number"]), int(kept["local_steps"]), delta)
+        if self._control is not None:
+            self._control.load_state_dict(state["control"])
 
     def choose_next(self, finished: Finished) -> int | None:
         """Rank and H from the energy that this exchange captured on all stages together."""

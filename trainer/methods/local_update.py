@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from trainer.method_config import NesterovOuter, SgdOuter
 from trainer.methods.base import Context, ExchangeError, Method, RoundRecord
 from trainer.metrics import Ledger, difference
 from trainer.outer import OuterOptimizer
+from trainer.state import State
 
 Tensors = dict[str, Tensor]
 
@@ -62,6 +65,22 @@ class LocalUpdate(Method):
         """After H local steps, and after the last step."""
         self._steps_in_round += 1
         return last or self._steps_in_round >= self.local_steps
+
+    def state_dict(self) -> State:
+        """theta and momentum, the averager's state, the number and length of the next round."""
+        return {
+            "outer": self.outer.state_dict(),
+            "averager": self.averager.state_dict(),
+            "local_steps": self.local_steps,
+            "round": self.round,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See the base class."""
+        self.outer.load_state_dict(state["outer"])
+        self.averager.load_state_dict(state["averager"])
+        self.local_steps, self.round = int(state["local_steps"]), int(state["round"])
+        self._steps_in_round = 0
 
     @abstractmethod
     def round_start(self) -> Tensors:
