@@ -12,10 +12,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import exchange
 import links
 import startup
+import training
 
 from experiments.record import environment
 
-SECTIONS = {"links": links.run, "startup": startup.run, "exchange": exchange.run}
+SECTIONS = {"links": links.run, "startup": startup.run, "exchange": exchange.run, "training": training.run}
 
 
 def main() -> None:
