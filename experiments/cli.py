@@ -333,6 +333,26 @@ def sweep(
 
 
 @app.command()
+def tune(
+    tuning_file: Annotated[Path, typer.Argument(metavar="TUNING.yaml")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="folder of the trials")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="keep the trials that have finished")] = False,
+) -> None:
+    """Give every method the same number of trials. Example: dilocox tune experiments/tuning/ablation.yaml"""
+    from experiments.sweeping import execute_tuning  # noqa: PLC0415
+    from experiments.tuning import load_tuning  # noqa: PLC0415
+
+    tuning = load_tuning(tuning_file)
+    folder = output or Path("runs") / "tuning" / tuning.name
+    table = Table("method", "nats per token (tuning text)", "valid trials", "chosen", box=None)
+    for choice in execute_tuning(tuning, tuning_file, folder, out, resume=resume):
+        chosen = ", ".join(f"{key}={value}" for key, value in choice.drawn.items())
+        table.add_row(choice.label, f"{choice.loss:.4f}", f"{choice.valid} of {choice.trials}", chosen)
+    out.print(table)
+    out.print(f"chosen settings, for a sweep's list: {folder / 'best.yaml'}", soft_wrap=True)
+
+
+@app.command()
 def results(directory: Annotated[Path, typer.Argument(metavar="DIR", help="folder of a sweep")]) -> None:
     """Print the table of a sweep. Example: dilocox results runs/quickstart"""
     from experiments.results import load, summarise, table  # noqa: PLC0415

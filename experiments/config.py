@@ -12,7 +12,7 @@ from testbed.topology import Topology, load_topology, topology_from
 from testbed.validation import load_yaml
 from trainer.config import TrainerConfig
 from trainer.config_errors import config_error_sentence
-from trainer.data import DataError, load_corpus
+from trainer.data import DataError, evaluation_windows, load_corpus
 
 LOOPBACK = "loopback"
 
@@ -116,7 +116,7 @@ def check_data(config: RunConfig) -> None:
         RequestError: the text cannot be read, or is too short for the configuration.
     """
     try:
-        load_corpus(config.data, config.seed)
+        evaluation_windows(load_corpus(config.data, config.seed), config)
     except DataError as error:
         raise RequestError(str(error)) from error
 

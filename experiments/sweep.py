@@ -29,7 +29,7 @@ _NAME_LIKE_A_FOLDER = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
 class SweepConfig(BaseModel):
-    """A sweep as people write it; unknown keys are refused.
+    """A sweep as people write it; unknown keys are refused. `list` may name a file that `dilocox tune` wrote.
 
     Every element of `list`, crossed with every combination of `grid`, every row of `zip` and every seed,
     is laid upon `base`.
@@ -95,10 +95,12 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> SweepConfig:
             raise RequestError(
                 f"{path}: {key}: found an unknown key, allowed {', '.join(allowed)}{_near(key, allowed)}"
             )
+    if isinstance(listed := data.get("list"), str):  # a file whose values are the elements
+        data = {**data, "list": list(read_mapping(path.parent / listed).values())}
     try:
         sweep = SweepConfig.model_validate({**data, "folder": path.resolve().parent})
     except ValidationError as error:
-        raise RequestError(f"{path}: {_sentence(error)}") from error
+        raise RequestError(f"{path}: {sentence(error)}") from error
     base = sweep.base
     if isinstance(base, str):
         base = read_mapping(path.parent / base)
@@ -254,7 +256,8 @@ def _said(mapping: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}: {value}" for key, value in mapping.items())
 
 
-def _sentence(error: ValidationError) -> str:
+def sentence(error: ValidationError) -> str:
+    """What pydantic found wrong first: key, found and allowed."""
     first = error.errors(include_url=False)[0]
     message = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:

@@ -14,6 +14,7 @@ from experiments.progress import Reporter
 from experiments.results import summarise
 from experiments.runner import run
 from experiments.sweep import PlannedRun, SweepConfig, expand, load_sweep
+from experiments.tuning import Choice, TuningConfig, as_sweep, choose, write_choices
 from testbed.errors import TestbedError
 
 FINISHED = ("done", "invalid", "failed")
@@ -36,7 +37,11 @@ def plan_sweep(sweep_file: Path, overrides: list[str], output: Path | None) -> S
     Raises:
         RequestError: anything wrong in any run, before the first one starts.
     """
-    sweep = load_sweep(sweep_file, overrides)
+    return checked_plan(load_sweep(sweep_file, overrides), sweep_file, output)
+
+
+def checked_plan(sweep: SweepConfig, sweep_file: Path, output: Path | None) -> SweepPlan:
+    """As `plan_sweep`, of a sweep that was read from `sweep_file` or made from it."""
     near = sweep_file.resolve().parent
 
     def validate(data: dict[str, Any]) -> dict[str, Any]:
@@ -92,3 +97,20 @@ def execute_sweep(plan: SweepPlan, console: Console, *, resume: bool, retry: boo
         bad += record["status"] != "done"
     summarise(plan.folder)
     return bad
+
+
+def execute_tuning(
+    tuning: TuningConfig, tuning_file: Path, folder: Path, console: Console, *, resume: bool
+) -> list[Choice]:
+    """Runs all trials and writes `best.yaml` beside them; trials that are not valid are simply not chosen.
+
+    Raises:
+        RequestError: a trial that is refused, or a method without a single valid trial.
+    """
+    plan = checked_plan(as_sweep(tuning), tuning_file, folder)
+    execute_sweep(plan, console, resume=resume, retry=False)
+    configs = {planned.run_id: planned.config for planned in plan.runs}
+    found = summarise(folder)
+    choices = choose(tuning, found[found["run_id"].isin(configs)], configs)
+    write_choices(choices, folder / "best.yaml")
+    return choices

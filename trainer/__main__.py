@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from trainer.config import TrainerConfig, load_config
 from trainer.config_errors import ConfigError
-from trainer.data import Corpus, DataError, load_corpus
+from trainer.data import Corpus, DataError, evaluation_windows, load_corpus
 from trainer.environment import Environment, WorldError, read_environment
 
 DONE, FAILED, WRONG_REQUEST = 0, 1, 2
@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load_config(arguments.config, arguments.overrides)
         environment = read_environment(config.parallel.replicas, config.parallel.stages)
         corpus = load_corpus(config.data, config.seed)
+        evaluation_windows(corpus, config)
         out = output_folder(arguments)
         (out / "ranks").mkdir(parents=True, exist_ok=True)
     except (ConfigError, WorldError, DataError) as error:

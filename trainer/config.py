@@ -138,10 +138,15 @@ ComputeConfig = Annotated[PacedCompute | RealCompute, Field(discriminator="mode"
 
 
 class EvalConfig(Section):
-    """Validate at the first synchronisation at or after every `every` steps, on `tokens` tokens."""
+    """Validate at the first synchronisation at or after every `every` steps, on `tokens` tokens.
+
+    `part: tuning` takes windows of the held-out text that lie between those of `validation`, so that
+    settings can be chosen on text that no reported loss is measured on.
+    """
 
     every: Count = 50
     tokens: Count = 16384
+    part: Literal["validation", "tuning"] = "validation"
 
 
 class TrainerConfig(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from trainer.config import DataConfig
+from trainer.config import DataConfig, TrainerConfig
 
 Tokens = npt.NDArray[np.uint8]
 
@@ -186,16 +187,47 @@ class Sampler:
 
         n is a multiple of `multiple_of` where the holdout allows it, and at least 1.
         """
+        return _windows(self.corpus.holdout, self._validation_starts(tokens, multiple_of), self.seq_len)
+
+    def tuning(self, tokens: int, multiple_of: int = 1) -> Tokens:
+        """Windows midway between those of `validation`, sharing no byte with them: uint8 [n, seq_len + 1].
+
+        Raises:
+            DataError: the held-out text is too short for that.
+        """
+        starts = self._validation_starts(tokens, multiple_of)
+        between = [(a + b) // 2 for a, b in itertools.pairwise(starts)]
+        room = min((b - a for a, b in itertools.pairwise(starts)), default=0)
+        if room < 2 * (self.seq_len + 1):
+            raise DataError(
+                f"eval.part: found 'tuning' with {len(self.corpus.holdout)} held-out tokens, allowed is at least "
+                f"{2 * len(starts) * (self.seq_len + 1)} for {len(starts)} windows, or a smaller eval.tokens"
+            )
+        return _windows(
+            self.corpus.holdout, between[: len(between) // multiple_of * multiple_of or None], self.seq_len
+        )
+
+    def _validation_starts(self, tokens: int, multiple_of: int) -> list[int]:
         available = (len(self.corpus.holdout) - 1) // self.seq_len
         count = max(1, min(tokens // self.seq_len, available))
         count = count // multiple_of * multiple_of or count
         span = len(self.corpus.holdout) - self.seq_len - 1
-        starts = [span * index // max(count - 1, 1) for index in range(count)]
-        return _windows(self.corpus.holdout, starts, self.seq_len)
+        return [span * index // max(count - 1, 1) for index in range(count)]
 
     def _draw(self, step: int, index: int) -> int:
         counter = f"{self.seed}:{step}:{index}".encode()
         return int.from_bytes(hashlib.blake2b(counter, digest_size=8).digest(), "big")
+
+
+def evaluation_windows(corpus: Corpus, config: TrainerConfig) -> Tokens:
+    """What `eval` asks for: uint8 [n, seq_len + 1].
+
+    Raises:
+        DataError: the held-out text is too short for it.
+    """
+    sampler = Sampler(corpus, config.data.seq_len, config.seed)
+    part = sampler.tuning if config.eval.part == "tuning" else sampler.validation
+    return part(config.eval.tokens, multiple_of=8)
 
 
 def _windows(stream: Tokens, starts: list[int], seq_len: int) -> Tokens:

@@ -14,7 +14,7 @@ import torch
 
 from trainer.collectives import Exchange
 from trainer.config import TrainerConfig
-from trainer.data import BYTE_VOCAB, Corpus, Sampler
+from trainer.data import BYTE_VOCAB, Corpus, Sampler, evaluation_windows
 from trainer.evaluate import Evaluator, bits_per_byte
 from trainer.inner import build_inner, clip_gradients, learning_rate
 from trainer.methods import Context, ExchangeError, RoundRecord, build_method
@@ -51,7 +51,7 @@ class Trainer:
         self.parameters = {name: p for piece in self.pieces for name, p in piece.named_parameters()}
         self.sampler = Sampler(corpus, config.data.seq_len, config.seed)
         self.pipeline = Pipeline(self.pieces, world, config, self.ledger)
-        windows = torch.from_numpy(self.sampler.validation(config.eval.tokens, multiple_of=8))
+        windows = torch.from_numpy(evaluation_windows(corpus, config))
         self.evaluator = Evaluator(self.pieces, world, windows, self.ledger)
         self.wan = Exchange(world.stage_peers, "exposed_comm_s")
         self.lan = Exchange(world.pipeline, "bubble_s")

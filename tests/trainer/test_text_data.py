@@ -1,5 +1,8 @@
 """The same seed gives the same tokens, whoever asks; documents are held out whole."""
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -36,6 +39,29 @@ def test_validation_windows_are_fixed_and_from_the_holdout_only():
     assert all(row.tobytes() in CORPUS.holdout.tobytes() for row in windows)
     assert len({row.tobytes() for row in windows}) == 16
     assert len(SAMPLER.validation(10**9)) == (len(CORPUS.holdout) - 1) // 32
+
+
+def test_tuning_windows_share_no_byte_with_validation_windows():
+    """Positions, not contents: the holdout is replaced by a stream in which every byte tells its place."""
+    place = np.arange(256, dtype=np.uint8).repeat(40)
+    numbered = Sampler(replace(CORPUS, holdout=place), seq_len=32, seed=0)
+    validation, tuning = numbered.validation(32 * 64, multiple_of=8), numbered.tuning(32 * 64, multiple_of=8)
+    assert tuning.shape == (56, 33) and validation.shape == (64, 33)
+    own, other = numbered._validation_starts(32 * 64, 8), place.size
+    taken = np.zeros(other, dtype=int)
+    for start in own:
+        taken[start : start + 33] += 1
+    middle = [(a + b) // 2 for a, b in itertools.pairwise(own)]
+    assert all(not taken[start : start + 33].any() for start in middle)
+    assert np.array_equal(tuning, np.stack([place[s : s + 33] for s in middle[:56]]))
+
+
+def test_a_holdout_too_short_for_tuning_is_refused_with_the_length_it_needs():
+    short = Sampler(replace(CORPUS, holdout=CORPUS.holdout[:2000]), seq_len=32, seed=0)
+    with pytest.raises(
+        DataError, match=r"eval.part: found 'tuning' with 2000 held-out tokens, allowed is at"
+    ):
+        short.tuning(32 * 56, multiple_of=8)
 
 
 def test_documents_are_held_out_whole_and_independently_of_each_other(tmp_path):
