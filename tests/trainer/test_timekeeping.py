@@ -10,9 +10,9 @@ import torch
 
 from trainer import metrics, pipeline
 from trainer.compression.rank_control import RankControl, effective_rank
+from trainer.compressor_config import LowRankCompressor
 from trainer.config import TrainConfig
 from trainer.inner import build_inner, learning_rate
-from trainer.method_config import LowRankCompressor
 from trainer.metrics import JsonLines, Ledger, training_s, write_json
 from trainer.model import Shape, build_stage
 from trainer.pipeline import Pacer

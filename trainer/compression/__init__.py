@@ -9,7 +9,7 @@ import torch
 from trainer.compression.averagers import Averaged, Averager, ErrorFeedback, MeanAverager, QuantisedAverager
 from trainer.compression.lowrank import LowRankAverager
 from trainer.compression.quantisers import Quantiser, quantiser
-from trainer.method_config import BlockCompressor, CastCompressor, LowRankCompressor
+from trainer.compressor_config import BlockCompressor, CastCompressor, LowRankCompressor
 
 __all__ = ["Averaged", "Averager", "ErrorFeedback", "Quantiser", "build_averager", "quantiser"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.method_config import LowRankCompressor
+from trainer.compressor_config import LowRankCompressor
 from trainer.state import State
 
 

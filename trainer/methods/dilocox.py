@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from trainer.compression.rank_control import RankControl
-from trainer.method_config import DiLoCoXConfig, LowRankCompressor
+from trainer.compressor_config import LowRankCompressor
+from trainer.method_config import DiLoCoXConfig
 from trainer.methods.base import Context, copy_into
 from trainer.methods.diloco import DiLoCo
 from trainer.methods.local_update import Finished
