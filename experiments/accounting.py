@@ -77,6 +77,23 @@ def kernel_bytes(plan: NetworkPlan, flows: Iterable[Flow]) -> tuple[int, int, in
     return wan, lan, control, retransmitted
 
 
+def with_earlier(counts: Accounting, carried: tuple[int, int, int]) -> Accounting:
+    """A resumed run's counts: payload of all its processes; kernel and wire saw only the last ones, so not those.
+
+    Args:
+        counts: of the last processes, reconciled.
+        carried: (WAN, LAN, evaluation) payload that earlier processes had sent by the checkpoint.
+    """
+    if not any(carried):
+        return counts
+    return Accounting(
+        counts.wan_payload_bytes + carried[0],
+        counts.lan_payload_bytes + carried[1],
+        counts.evaluation_bytes + carried[2],
+        problems=counts.problems,
+    )
+
+
 def reconcile(
     payload: tuple[int, int, int], kernel: tuple[int, int, int, int] | None, wire: tuple[int, int, int] | None
 ) -> Accounting:

@@ -284,6 +284,9 @@ def run(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml")],
     overrides: SetOption = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="folder of the run")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on from the newest whole checkpoint in the folder")
+    ] = False,
 ) -> None:
     """Execute one run. Example: dilocox run experiments/runs/dilocox.yaml --set train.steps=20"""
     from experiments.config import check_data, read_mapping, resolve_run  # noqa: PLC0415
@@ -298,7 +301,7 @@ def run(
     check_data(config)
     run_dir = output or Path("runs") / "single" / config.name
     with Reporter(out, config.name) as reporter:
-        record = execute_run(config, run_dir, reporter)
+        record = execute_run(config, run_dir, reporter, resume=resume)
     _print_record(record, run_dir)
     if record["status"] != "done":
         raise typer.Exit(1)

@@ -17,7 +17,7 @@ SERIES = {
 }
 """Columns of a run's Parquet files; a file may have more. Times in s, losses in nats per token."""
 
-TIMES = ("compute_s", "bubble_s", "compress_s", "exposed_comm_s", "other_s")
+TIMES = ("compute_s", "bubble_s", "compress_s", "exposed_comm_s", "checkpoint_s", "other_s")
 """Where the wall time of a run went, in s, mean over ranks: they add up to `wall_s`."""
 
 TOTALS = (

@@ -80,7 +80,7 @@ def resolve_run(data: dict[str, Any], file: str, near: Path | None = None) -> Ru
             topology = topology_from(topology, f"{file}: topology")
         elif isinstance(topology, str) and topology != LOOPBACK:
             topology = load_topology(_locate(topology, near))
-        config = RunConfig.model_validate({**data, "topology": topology, **_absolute_source(data)})
+        config = RunConfig.model_validate({**data, "topology": topology, **_absolute_paths(data)})
     except TopologyError as error:
         raise RequestError(str(error)) from error
     except ValidationError as error:
@@ -100,21 +100,27 @@ def _locate(topology: str, near: Path | None) -> str:
     return topology
 
 
-def _absolute_source(data: dict[str, Any]) -> dict[str, Any]:
-    """A local text by its full path: trainers run in another folder."""
-    section = data.get("data")
-    if not isinstance(section, dict) or not isinstance(section.get("source"), str):
-        return {}
-    path = Path(section["source"])
-    return {"data": {**section, "source": str(path.resolve())}} if path.exists() else {}
+def _absolute_paths(data: dict[str, Any]) -> dict[str, Any]:
+    """Local text and initial weights by their full paths: trainers run in another folder."""
+    changed = {}
+    for name, key in (("data", "source"), ("model", "init_from")):
+        section = data.get(name)
+        if isinstance(section, dict) and isinstance(section.get(key), str) and Path(section[key]).exists():
+            changed[name] = {**section, key: str(Path(section[key]).resolve())}
+    return changed
 
 
 def check_data(config: RunConfig) -> None:
     """Reads the text once before anything is started, so that a bad file is an error of the request.
 
     Raises:
-        RequestError: the text cannot be read, or is too short for the configuration.
+        RequestError: the text cannot be read, or is too short for the configuration; no initial weights.
     """
+    if config.model.init_from is not None and not Path(config.model.init_from).exists():
+        raise RequestError(
+            f"model.init_from: found {config.model.init_from!r}, allowed is the folder of a run that has ended,"
+            " or a folder or file of safetensors"
+        )
     try:
         evaluation_windows(load_corpus(config.data, config.seed), config)
     except DataError as error:

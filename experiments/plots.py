@@ -98,6 +98,8 @@ def time_budget(runs: pd.DataFrame) -> Figure:
         labels = [group.label for group, _ in groups]
         left = np.zeros(len(groups))
         for column in TIMES:
+            if not runs[column].fillna(0).any():
+                continue  # most runs keep no checkpoints, and records of older ones do not know the word
             style = time_styles()[column]
             shares = np.array(
                 [100 * (group.valid[column] / group.valid["wall_s"]).mean() for group, _ in groups]

@@ -56,6 +56,7 @@ class Evidence:
     config: RunConfig
     run_dir: Path
     progress: Progress
+    resume: bool = False
 
     status: str = "done"
     reasons: list[str] = field(default_factory=list)
@@ -93,8 +94,10 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, old)
 
 
-def run(config: RunConfig, run_dir: Path, progress: Progress = _silent) -> dict[str, Any]:
-    """Executes a run and returns its record.
+def run(
+    config: RunConfig, run_dir: Path, progress: Progress = _silent, *, resume: bool = False
+) -> dict[str, Any]:
+    """Executes a run and returns its record; with ``resume`` it goes on from its newest whole checkpoint.
 
     Raises:
         RequestError: the folder holds something that is not a run of ours.
@@ -104,15 +107,12 @@ def run(config: RunConfig, run_dir: Path, progress: Progress = _silent) -> dict[
     if isinstance(config.topology, Topology):
         require_root()
     run_dir = run_dir.resolve()  # the trainers run elsewhere
-    _prepare(run_dir)
+    _prepare(run_dir, resume=resume)
     user = User.invoking() if os.geteuid() == 0 else User(os.getuid(), os.getgid())
     try:
         write_config(config, run_dir / "config.yaml")
-        for name in ("ranks", "logs"):
-            (run_dir / name).mkdir()
-        if os.geteuid() == 0 and isinstance(config.topology, Topology):
-            os.chown(run_dir / "ranks", user.uid, user.gid)
-        evidence = Evidence(config, run_dir, progress)
+        _make_folders(run_dir, user if isinstance(config.topology, Topology) else None)
+        evidence = Evidence(config, run_dir, progress, resume)
         try:
             if isinstance(config.topology, Topology):
                 _on_network(evidence, config.topology, user)
@@ -134,15 +134,29 @@ def run(config: RunConfig, run_dir: Path, progress: Progress = _silent) -> dict[
         _give_back(run_dir)
 
 
-def _prepare(run_dir: Path) -> None:
-    """An empty folder; one that holds an earlier try of a run is emptied, any other is refused."""
+def _prepare(run_dir: Path, *, resume: bool) -> None:
+    """An empty folder; one that holds an earlier try of a run is emptied unless it goes on, any other is refused."""
     if run_dir.exists() and any(run_dir.iterdir()):
         if not (run_dir / "config.yaml").exists():
             raise RequestError(
                 f"{run_dir}: found a folder that is not a run's, allowed is an empty or a new one"
             )
-        shutil.rmtree(run_dir)
+        if resume:
+            for summary in (run_dir / "ranks").glob("rank-*.summary.json"):
+                summary.unlink()  # it would speak for a rank that has not finished again
+        else:
+            shutil.rmtree(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
+
+
+def _make_folders(run_dir: Path, user: User | None) -> None:
+    """What the trainers write into is theirs where they run as another ``user``."""
+    for name in ("ranks", "checkpoints", "weights", "logs"):
+        (run_dir / name).mkdir(exist_ok=True)
+        if user is None or os.geteuid() != 0 or name == "logs":
+            continue
+        for path in [run_dir / name, *(run_dir / name).rglob("*")]:
+            os.chown(path, user.uid, user.gid)
 
 
 def _give_back(run_dir: Path) -> None:
@@ -157,8 +171,9 @@ def _give_back(run_dir: Path) -> None:
         os.chown(parent, uid, gid)
 
 
-def _trainer_command(run_dir: Path) -> list[str]:
-    return [sys.executable, "-m", "trainer", str(run_dir / "config.yaml")]
+def _trainer_command(evidence: Evidence) -> list[str]:
+    command = [sys.executable, "-m", "trainer", str(evidence.run_dir / "config.yaml")]
+    return [*command, "--resume"] if evidence.resume else command
 
 
 def _stall_limit_s(config: RunConfig) -> float:
@@ -211,10 +226,10 @@ def _on_network(evidence: Evidence, topology: Topology, user: User) -> None:
 
 def _exposed(evidence: Evidence) -> list[Path]:
     """Folders that the trainers must reach at their own paths."""
-    source = Path(evidence.config.data.source)
     folders = [evidence.run_dir]
-    if source.exists():
-        folders.append(source.resolve() if source.is_dir() else source.resolve().parent)
+    for source in (Path(evidence.config.data.source), Path(evidence.config.model.init_from or "")):
+        if source.name and source.exists():
+            folders.append(source.resolve() if source.is_dir() else source.resolve().parent)
     return folders
 
 
@@ -225,9 +240,9 @@ def _train(evidence: Evidence, network: Network, counters: Counters) -> None:
     programs = []
     for rank, node in enumerate(placement):
         log = run_dir / "logs" / f"{node}.log"
-        with log.open("wb") as output:
+        with log.open("ab" if evidence.resume else "wb") as output:
             process = network.nodes[node].start_program(
-                _trainer_command(run_dir),
+                _trainer_command(evidence),
                 network.user,
                 network.contract(node, rank, len(placement), run_dir),
                 output,
@@ -288,9 +303,9 @@ def _on_loopback(evidence: Evidence) -> None:
                     "GLOO_SOCKET_IFNAME": "lo",
                     "TESTBED_RUN_DIR": str(run_dir),
                 }
-                with log.open("wb") as output:
+                with log.open("ab" if evidence.resume else "wb") as output:
                     process = subprocess.Popen(
-                        _trainer_command(run_dir),
+                        _trainer_command(evidence),
                         stdin=subprocess.DEVNULL,
                         stdout=output,
                         stderr=subprocess.STDOUT,
@@ -346,6 +361,7 @@ def _store(evidence: Evidence) -> dict[str, Any]:
     if evidence.status in ("done", "invalid"):
         # without a network nothing is said about time, so a missed pace falsifies nothing there
         problems = (counts.problems if counts else []) + (_overruns(ranks) if emulated else [])
+        problems += [rank["incomplete"] for rank in ranks[:1] if rank.get("incomplete")]
         evidence.reasons += problems
         if problems:
             evidence.status = "invalid"
@@ -392,20 +408,25 @@ def _account(evidence: Evidence, ranks: list[dict[str, Any]]) -> accounting.Acco
     """Reconciles the three byte counts. Exchanges between replicas of one site are LAN traffic."""
     if not ranks:
         return None
-    exchanged = sum(int(rank["payload_bytes"]["wan"]) for rank in ranks)
-    pipeline = sum(int(rank["payload_bytes"]["lan"]) for rank in ranks)
-    evaluation = sum(int(rank["payload_bytes"]["evaluation"]) for rank in ranks)
     topology = evidence.config.topology
     one_site = isinstance(topology, Topology) and len(topology.sites) == 1
-    wan, lan = (0, exchanged + pipeline) if one_site else (exchanged, pipeline)
-    payload = (wan, lan, evaluation)
+    earlier = _payload(ranks, "carried_payload_bytes", one_site=one_site)
+    whole = _payload(ranks, "payload_bytes", one_site=one_site)
+    payload = (whole[0] - earlier[0], whole[1] - earlier[1], whole[2] - earlier[2])
     network = evidence.network
     if network is None or not evidence.last:
-        return accounting.reconcile(payload, None, None)
+        return accounting.with_earlier(accounting.reconcile(payload, None, None), earlier)
     kernel = accounting.kernel_bytes(network.plan, evidence.flows)
-    return accounting.reconcile(
-        payload, kernel, accounting.wire_bytes(network.plan, evidence.first, evidence.last)
+    wire = accounting.wire_bytes(network.plan, evidence.first, evidence.last)
+    return accounting.with_earlier(accounting.reconcile(payload, kernel, wire), earlier)
+
+
+def _payload(ranks: list[dict[str, Any]], key: str, *, one_site: bool) -> tuple[int, int, int]:
+    """(WAN, LAN, evaluation) bytes that all ranks together count under ``key``."""
+    exchanged, pipeline, evaluation = (
+        sum(int(rank.get(key, {}).get(kind, 0)) for rank in ranks) for kind in ("wan", "lan", "evaluation")
     )
+    return (0, exchanged + pipeline, evaluation) if one_site else (exchanged, pipeline, evaluation)
 
 
 def _overruns(ranks: list[dict[str, Any]]) -> list[str]:

@@ -87,7 +87,9 @@ def execute_sweep(plan: SweepPlan, console: Console, *, resume: bool, retry: boo
             continue
         try:
             with Reporter(console, label) as reporter:
-                record = run(plan.configs[planned.run_id], run_dir, reporter)
+                record = run(
+                    plan.configs[planned.run_id], run_dir, reporter, resume=resume and earlier not in FINISHED
+                )
         except TestbedError as error:
             console.print(f"{label}: {error}", markup=False)
             raise

@@ -5,6 +5,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.accounting import Accounting
+from experiments.columns import TIMES
 from experiments.config import RunConfig
 
 
@@ -52,6 +53,7 @@ def totals(
     result["tokens"] = int(done) * config.tokens_per_step
     if not ranks:
         return result
+    result["tokens"] = int(ranks[0]["tokens"])
     last_stage = [rank for rank in ranks if rank.get("final_loss") is not None]
     losses = [float(rank["final_loss"]) for rank in last_stage]
     result["final_loss"] = sum(losses) / len(losses) if losses else None
@@ -60,7 +62,7 @@ def totals(
     wall_s = max(float(rank["wall_s"]) for rank in ranks)
     result["wall_s"] = wall_s
     result["tokens_per_s"] = result["tokens"] / wall_s if wall_s else None
-    for bucket in ("compute_s", "bubble_s", "compress_s", "exposed_comm_s", "other_s"):
+    for bucket in TIMES:
         result[bucket] = _mean(ranks, bucket)
     result["utilisation"] = result["compute_s"] / wall_s if wall_s and result["compute_s"] else None
     began = min((float(rank["began_epoch"]) for rank in ranks if "began_epoch" in rank), default=None)

@@ -32,6 +32,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("config", metavar="CONFIG.yaml", type=Path)
     parser.add_argument("--out", metavar="DIR", type=Path, help="default $TESTBED_RUN_DIR, else ./out/<name>")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue from the newest whole checkpoint in DIR"
+    )
     return parser.parse_args(argv)
 
 
@@ -42,6 +45,14 @@ def output_folder(arguments: argparse.Namespace) -> Path:
     if run_dir := os.environ.get("TESTBED_RUN_DIR"):
         return Path(run_dir)
     return Path("out") / Path(arguments.config).stem
+
+
+def refuse_other_run(out: Path, *, resume: bool) -> None:
+    """Raise ConfigError if `out` holds checkpoints that a fresh run would mix with its own."""
+    if not resume and any((out / "checkpoints").glob("step-*")):
+        raise ConfigError(
+            f"--out: {out} holds checkpoints of an earlier run, allowed with --resume, or another folder"
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         corpus = load_corpus(config.data, config.seed)
         evaluation_windows(corpus, config)
         out = output_folder(arguments)
+        refuse_other_run(out, resume=arguments.resume)
         (out / "ranks").mkdir(parents=True, exist_ok=True)
     except (ConfigError, WorldError, DataError) as error:
         print(error, file=sys.stderr)
@@ -63,40 +75,54 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"--out: {error.filename} cannot be made: {error.strerror}", file=sys.stderr)
         return WRONG_REQUEST
     try:
-        run(config, environment, corpus, out)
+        run(config, environment, corpus, out, resume=arguments.resume)
+    except ConfigError as error:
+        _leave(str(error), WRONG_REQUEST)
     except Exception as error:  # the boundary: whatever happened is reported and ends this rank
         traceback.print_exc()
         _fail(environment.rank, error)
     return DONE
 
 
-def run(config: TrainerConfig, environment: Environment, corpus: Corpus, out: Path) -> None:
-    """Connect, train, disconnect."""
+def run(config: TrainerConfig, environment: Environment, corpus: Corpus, out: Path, *, resume: bool) -> None:
+    """Connect, find the checkpoint to continue from if asked to, train, disconnect."""
     import torch  # noqa: PLC0415 - 2.6 CPU-seconds that a wrong request should not cost
     import torch.distributed as dist  # noqa: PLC0415
 
     from trainer.ranks import connect  # noqa: PLC0415
+    from trainer.resume import find  # noqa: PLC0415
     from trainer.train import Trainer  # noqa: PLC0415
 
     torch.set_num_threads(1)
     world = connect(config.parallel, environment, config.train.timeout_s)
-    Trainer(config, world, corpus, out).run()
+    resumed = find(config, world, out, corpus.sha256) if resume else None
+    if resume and world.rank == 0:
+        print(
+            resumed.sentence if resumed else f"{out}: found no checkpoint, so training starts anew",
+            flush=True,
+        )
+    Trainer(config, world, corpus, out, resumed).run()
     world.control.barrier()  # nobody leaves while another still reads its sockets
     dist.destroy_process_group()
 
 
 def _fail(rank: int, error: Exception) -> NoReturn:
-    """Say what happened in one line and leave at once.
+    """Say in one line what happened, and leave."""
+    said = " ".join(str(error).split())
+    prefix = "" if said.startswith("rank ") else f"rank {rank}: "
+    _leave(f"{prefix}{said or type(error).__name__}", FAILED)
+
+
+def _leave(sentence: str, status: int) -> NoReturn:
+    """Leave at once, with a last line on stderr.
 
     Not through the interpreter's shutdown: it joins threads, and an exchange in flight would hold it
     until the group's timeout.
     """
-    said = " ".join(str(error).split())
-    prefix = "" if said.startswith("rank ") else f"rank {rank}: "
-    print(f"{prefix}{said or type(error).__name__}", file=sys.stderr)
+    print(sentence, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(FAILED)
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ sites need no common file system. torch's distributed checkpoint is not used bec
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,12 +110,14 @@ class Place:
             raise DamagedError(f"{self.folder}: {error}") from error
         return dict(state)
 
-    def remove(self) -> None:
-        """Remove this rank's part, and the step's folder with the last one."""
+    def remove(self, *, whole_step: bool = False) -> None:
+        """Remove this rank's part, and the step's folder with the last one, or at once if `whole_step`."""
+        step_folder = self.folder.parent
+        if whole_step:
+            shutil.rmtree(step_folder, ignore_errors=True)
         shutil.rmtree(self.folder, ignore_errors=True)
         shutil.rmtree(self.folder.with_name(self.folder.name + HALF_MADE), ignore_errors=True)
-        step_folder = self.folder.parent
-        if step_folder.is_dir() and not any(step_folder.iterdir()):
+        with contextlib.suppress(OSError):  # not empty, or another rank was faster
             step_folder.rmdir()
 
 
@@ -128,39 +131,39 @@ def saved_steps(root: Path, rank: int) -> list[int]:
 class Checkpoints:
     """Writes this rank's parts in a background thread while training goes on; keeps the last `keep`.
 
-    The caller must let every rank pass a barrier between two `save`s, after `wait`: only then is the
-    former whole everywhere, and what is older may go.
+    `barrier` returns once every rank has called it equally often.
     """
 
-    def __init__(self, root: Path, rank: int, keep: int) -> None:
+    def __init__(self, root: Path, rank: int, keep: int, barrier: Callable[[], None]) -> None:
         self.root, self.rank, self.keep = root, rank, keep
+        self._barrier = barrier
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
 
-    def wait(self) -> None:
-        """Until the last `save` is on the disk.
+    def settle(self) -> None:
+        """Until the last `save` is whole on every rank; then what is older than the newest `keep` goes.
 
         Raises:
             OSError: it could not be written.
         """
-        if self._writing is not None:
-            self._writing.result()
-            self._writing = None
-
-    def prune(self) -> None:
-        """Remove all but the newest `keep`, which must be whole on every rank."""
+        if self._writing is None:
+            return
+        self._writing.result()
+        self._writing = None
+        self._barrier()
+        # rank 0 removes the others' parts too where it sees them: a run of more ranks may have left some
         for step in saved_steps(self.root, self.rank)[self.keep :]:
-            Place(self.root, step, self.rank).remove()
+            Place(self.root, step, self.rank).remove(whole_step=self.rank == 0)
 
     def save(self, step: int, state: State) -> None:
-        """Copy `state` now and write it in the background; `wait` first."""
+        """Copy `state` now and write it in the background; `settle` first."""
         tensors, tree = split_state(state)
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self._writing = self._writer.submit(Place(self.root, step, self.rank).write, copies, tree)
 
     def close(self) -> None:
-        """Wait, and end the thread."""
-        self.wait()
+        """Settle, and end the thread."""
+        self.settle()
         self._writer.shutdown()
 
 

@@ -23,7 +23,10 @@ FOREIGN_KEYS = frozenset({"name", "topology"})
 
 
 class ModelConfig(Section):
-    """A named size, with single fields overridden where they are given."""
+    """A named size, with single fields overridden where they are given.
+
+    `init_from`: weights to start from instead of seeded ones; see `trainer.weights.read_weights`.
+    """
 
     preset: str = "decoder-1m"
     dim: Count | None = None
@@ -32,6 +35,7 @@ class ModelConfig(Section):
     kv_heads: Count | None = None
     ffn: Count | None = None
     tied: bool = False
+    init_from: str | None = None
 
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
@@ -149,6 +153,24 @@ class EvalConfig(Section):
     part: Literal["validation", "tuning"] = "validation"
 
 
+class CheckpointConfig(Section):
+    """Keep everything at the first synchronisation in or after every so many rounds, or steps; neither: never.
+
+    `keep` is how many whole checkpoints stay. `weights` writes the final outer parameters.
+    """
+
+    every_rounds: Count | None = None
+    every_steps: Count | None = None
+    keep: Count = 2
+    weights: bool = True
+
+    @model_validator(mode="after")
+    def _check(self) -> CheckpointConfig:
+        if self.every_rounds is not None and self.every_steps is not None:
+            raise ValueError("every_steps: found it beside every_rounds, allowed one of the two")
+        return self
+
+
 class TrainerConfig(Section):
     """Everything that decides a training run.
 
@@ -164,6 +186,7 @@ class TrainerConfig(Section):
     method: MethodConfig = AllReduceConfig()
     compute: ComputeConfig = RealCompute()
     eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
     @model_validator(mode="after")
     def _cross_check(self) -> TrainerConfig:

@@ -12,6 +12,7 @@ from torch import nn
 from trainer.collectives import Exchange
 from trainer.config import TrainConfig
 from trainer.metrics import Ledger
+from trainer.state import State, check_keys, load_optimizer_state, optimizer_state
 
 
 class InnerOptimizer:
@@ -30,14 +31,20 @@ class InnerOptimizer:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-    def state_dict(self) -> dict[str, Any]:
-        """State of each optimiser, by its position."""
-        return {str(number): optimizer.state_dict() for number, optimizer in enumerate(self.optimizers)}
+    def state_dict(self, parameters: Mapping[str, nn.Parameter]) -> State:
+        """What the optimisers keep for each of `parameters`, by name."""
+        state: State = {}
+        for optimizer in self.optimizers:
+            state |= optimizer_state(optimizer, parameters)
+        return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The opposite of `state_dict`."""
-        for number, optimizer in enumerate(self.optimizers):
-            optimizer.load_state_dict(state[str(number)])
+    def load_state_dict(self, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> None:
+        """The opposite of `state_dict`; raises StateError if the state is of other parameters."""
+        check_keys("inner optimiser", set(state) - set(parameters), set())
+        for optimizer in self.optimizers:
+            own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            named = {name: p for name, p in parameters.items() if id(p) in own}
+            load_optimizer_state(optimizer, named, {name: state[name] for name in named if name in state})
 
     def set_learning_rate(self, lr: float) -> None:
         """Use `lr` for every parameter."""

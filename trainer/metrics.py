@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-BUCKETS = ("compute_s", "bubble_s", "compress_s", "exposed_comm_s", "other_s")
+BUCKETS = ("compute_s", "bubble_s", "compress_s", "exposed_comm_s", "checkpoint_s", "other_s")
 """Every second of training is in exactly one of these."""
 
 EVALUATION, SETUP = "evaluation_s", "setup_s"
@@ -45,6 +46,13 @@ class Ledger:
             self._settle()
             self._open.pop()
 
+    def carry_on(self, seconds: Mapping[str, float]) -> None:
+        """Start from an earlier process's reading; set-up time of both adds up."""
+        self._settle()
+        setup_s = self.seconds[SETUP]
+        self.seconds |= seconds
+        self.seconds[SETUP] += setup_s
+
     def read(self) -> dict[str, float]:
         """Seconds so far by bucket, those outside training included."""
         self._settle()
@@ -62,16 +70,24 @@ def difference(after: Mapping[str, float], before: Mapping[str, float]) -> dict[
 
 
 class JsonLines:
-    """A JSON-lines file, one complete flushed line per record."""
+    """A JSON-lines file, one complete flushed line per record; continues after `keep_bytes` of an earlier one."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keep_bytes: int = 0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("w", encoding="utf-8")
+        self.name = path.name
+        self._file = path.open("r+b" if keep_bytes else "wb")
+        self._file.truncate(keep_bytes)
+        self._file.seek(keep_bytes)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one record; NaN and infinity are written as null."""
-        self._file.write(json.dumps(_finite(record), allow_nan=False) + "\n")
+        self._file.write((json.dumps(_finite(record), allow_nan=False) + "\n").encode())
         self._file.flush()
+
+    def settle(self) -> int:
+        """Flush to the disk; returns the file's size in bytes."""
+        os.fsync(self._file.fileno())
+        return self._file.tell()
 
     def close(self) -> None:
         """Close the file; what was written is already there."""

@@ -44,9 +44,9 @@ class World:
 class Control:
     """Barriers over the rendezvous store: a few small messages to MASTER_PORT, none between data ports."""
 
-    def __init__(self, store: Store, size: int, timeout_s: float) -> None:
+    def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
         self._store = PrefixStore("trainer-control", store)
-        self._size = size
+        self._rank, self._size = rank, size
         self._timeout = timedelta(seconds=timeout_s)
         self._passed = 0
 
@@ -60,6 +60,17 @@ class Control:
         if self._store.add(f"arrived/{self._passed}", 1) == self._size:
             self._store.set(f"open/{self._passed}", "")
         self._store.wait([f"open/{self._passed}"], self._timeout)
+
+    def gather(self, text: str) -> list[str]:
+        """Everybody's `text`, in rank order; for a few small agreements, through the store.
+
+        Raises:
+            RuntimeError: not everybody came within the timeout.
+        """
+        key = f"said/{self._passed}"
+        self._store.set(f"{key}/{self._rank}", text)
+        self.barrier()
+        return [self._store.get(f"{key}/{rank}").decode() for rank in range(self._size)]
 
 
 def connect(parallel: ParallelConfig, environment: Environment, timeout_s: float) -> World:
@@ -90,6 +101,6 @@ def connect(parallel: ParallelConfig, environment: Environment, timeout_s: float
         stages,
         stage_peers=peers[rank % stages],
         pipeline=pipelines[rank // stages],
-        control=Control(store, size, timeout_s),
+        control=Control(store, rank, size, timeout_s),
         master_port=environment.master_port,
     )

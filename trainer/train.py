@@ -12,17 +12,23 @@ from typing import Any
 
 import torch
 
+from trainer.checkpoint import FOLDER, Checkpoints
 from trainer.collectives import Exchange
 from trainer.config import TrainerConfig
 from trainer.data import BYTE_VOCAB, Corpus, Sampler, evaluation_windows
 from trainer.evaluate import Evaluator, bits_per_byte
 from trainer.inner import build_inner, clip_gradients, learning_rate
 from trainer.methods import Context, ExchangeError, RoundRecord, build_method
+from trainer.methods.base import copy_into
 from trainer.metrics import BUCKETS, EVALUATION, SETUP, JsonLines, Ledger, difference, training_s, write_json
-from trainer.model import Shape, build_pieces, count_parameters
+from trainer.model import Shape, build_pieces, canonical_name, count_parameters
 from trainer.pipeline import Pipeline
+from trainer.progress import Progress
 from trainer.ranks import World
+from trainer.resume import Resumed, describe
 from trainer.sockets import kernel_sent
+from trainer.state import State, take_tensors
+from trainer.weights import load_initial, write_weights
 
 
 class TrainingError(RuntimeError):
@@ -36,8 +42,10 @@ class Trainer:
     the end.
     """
 
-    def __init__(self, config: TrainerConfig, world: World, corpus: Corpus, out: Path) -> None:
-        self.config, self.world, self.corpus = config, world, corpus
+    def __init__(
+        self, config: TrainerConfig, world: World, corpus: Corpus, out: Path, resumed: Resumed | None = None
+    ) -> None:
+        self.config, self.world, self.corpus, self.out = config, world, corpus, out
         self.ledger = Ledger(SETUP)
         self.shape = Shape.of(config.model, BYTE_VOCAB)
         self.pieces = build_pieces(
@@ -49,6 +57,7 @@ class Trainer:
             autocast_bf16=config.train.dtype == "bf16",
         )
         self.parameters = {name: p for piece in self.pieces for name, p in piece.named_parameters()}
+        load_initial(self.parameters, config.model.init_from, resumed.weights if resumed else None)
         self.sampler = Sampler(corpus, config.data.seq_len, config.seed)
         self.pipeline = Pipeline(self.pieces, world, config, self.ledger)
         windows = torch.from_numpy(evaluation_windows(corpus, config))
@@ -60,19 +69,27 @@ class Trainer:
             world.rank, self.parameters, self.wan, self.lan, self.ledger, self._report_round
         )
         self.method = build_method(config, self.context)
-        self.folder = out / "ranks"
-        self.steps_file = JsonLines(self._path("steps.jsonl"))
-        self.rounds_file = JsonLines(self._path("rounds.jsonl"))
+        self.progress = resumed.progress if resumed else Progress()
+        self.incomplete = resumed.incomplete if resumed else None
+        self.carried = dict(self.progress.payload_bytes)  # sent by earlier processes
+        self.steps_file, self.rounds_file = self._records("steps"), self._records("rounds")
         writes_evals = world.replica == 0 and self.pipeline.is_last
-        self.evals_file = JsonLines(self._path("evals.jsonl")) if writes_evals else None
-        self.rounds = self._evaluated_at = 0
+        self.evals_file = self._records("evals") if writes_evals else None
+        keep = config.checkpoint.keep
+        self.checkpoints = Checkpoints(out / FOLDER, world.rank, keep, world.control.barrier)
+        self.overran_before = 0
+        self.between_rounds = resumed is not None and resumed.state is not None
+        if resumed is not None and resumed.state is not None:
+            self._load_state_dict(resumed.state)
         self.seconds = self.ledger.read()  # as of the last record
         self.began_epoch = 0.0
-        self.last_loss: float | None = None
-        self.last_validation: float | None = None
+
+    def _records(self, kind: str) -> JsonLines:
+        path = self._path(f"{kind}.jsonl")
+        return JsonLines(path, self.progress.file_bytes.get(path.name, 0))
 
     def _path(self, suffix: str) -> Path:
-        return self.folder / f"rank-{self.world.rank}.{suffix}"
+        return self.out / "ranks" / f"rank-{self.world.rank}.{suffix}"
 
     def run(self) -> dict[str, Any]:
         """Train to the end; returns the summary that was also written.
@@ -82,15 +99,19 @@ class Trainer:
             TrainingError: anything else in a step did, a lost neighbour for example.
         """
         with self.ledger.span("other_s"):
-            self._evaluate(step=0)
-            self.began_epoch = time.time()
-            for step in range(1, self.config.train.steps + 1):
+            if self.progress.step == 0:
+                self._evaluate(step=0)
+            self.began_epoch = time.time() - training_s(self.ledger.read())
+            for step in range(self.progress.step + 1, self.config.train.steps + 1):
                 try:
                     self._step(step)
                 except ExchangeError:
                     raise  # names rank and round
                 except RuntimeError as error:
                     raise TrainingError(f"rank {self.world.rank}, step {step}: {error}") from error
+            self.checkpoints.close()
+            if self.config.checkpoint.weights:
+                write_weights(self.out, self.world, self.method.outer_parameters, self._about_weights())
         self.world.control.barrier()  # everybody has received everything: the kernel's counts are final
         summary = self._summary()
         for file in (self.steps_file, self.rounds_file, self.evals_file):
@@ -101,7 +122,10 @@ class Trainer:
 
     def _step(self, step: int) -> None:
         config, ledger = self.config, self.ledger
-        wan_before, lan_before = self.wan.sent_bytes, self._lan_bytes()
+        before_bytes = dict(self.progress.payload_bytes)
+        if self.between_rounds:
+            self.method.open_round()
+            self.between_rounds = False
         last = step == config.train.steps
         lr = learning_rate(step, config.train)
         self.inner.set_learning_rate(lr)
@@ -119,46 +143,100 @@ class Trainer:
                 self.method.drain(step)
             if last or self._evaluation_due(step):
                 self._evaluate(step)
-            if not last:
-                self.method.open_round()
-        self.last_loss = loss
+            self.between_rounds = not last
+            self.progress.synchronisations += 1
         before, self.seconds = self.seconds, ledger.read()
+        progress = self.progress
+        progress.step, progress.last_loss = step, loss
+        progress.tokens += config.tokens_per_step
+        progress.payload_bytes = self._payload_bytes()
         self.steps_file.write(
             {
                 "rank": self.world.rank,
                 "step": step,
-                "tokens": step * config.tokens_per_step,
+                "tokens": progress.tokens,
                 "t": training_s(self.seconds),
                 "loss": loss,
                 "lr": lr,
                 **_buckets(difference(self.seconds, before)),
-                "payload_bytes": self.wan.sent_bytes - wan_before,
-                "lan_payload_bytes": self._lan_bytes() - lan_before,
+                "payload_bytes": progress.payload_bytes["wan"] - before_bytes["wan"],
+                "lan_payload_bytes": progress.payload_bytes["lan"] - before_bytes["lan"],
             }
         )
+        if self.between_rounds and self._checkpoint_due():
+            with ledger.span("checkpoint_s"):
+                self._checkpoint()
 
-    def _lan_bytes(self) -> int:
-        return self.pipeline.sent_bytes + self.lan.sent_bytes
+    def _payload_bytes(self) -> dict[str, int]:
+        """Handed to the transport so far, earlier processes of this rank included."""
+        sent = {
+            "wan": self.wan.sent_bytes,
+            "lan": self.pipeline.sent_bytes + self.lan.sent_bytes,
+            "evaluation": self.evaluator.sent_bytes,
+        }
+        return {kind: self.carried[kind] + count for kind, count in sent.items()}
+
+    def _checkpoint_due(self) -> bool:
+        config, progress = self.config.checkpoint, self.progress
+        if config.every_rounds is not None:
+            return progress.synchronisations % config.every_rounds == 0
+        every = config.every_steps
+        return every is not None and progress.step // every > progress.checkpointed_at // every
+
+    def _checkpoint(self) -> None:
+        """Copy the state and let it be written in the background."""
+        self.checkpoints.settle()
+        progress = self.progress
+        progress.checkpointed_at = progress.step
+        progress.seconds = self.seconds
+        progress.overran_steps = self._overran_steps()
+        files = (self.steps_file, self.rounds_file, self.evals_file)
+        progress.file_bytes = {file.name: file.settle() for file in files if file is not None}
+        self.checkpoints.save(progress.step, self._state_dict())
+
+    def _state_dict(self) -> State:
+        replica, outer = self.world.replica, self.method.outer_parameters
+        return {
+            "about": describe(self.config, self.corpus.sha256),
+            "progress": self.progress.state_dict(),
+            "model": dict(self.parameters),
+            "inner": self.inner.state_dict(self.parameters),
+            "method": self.method.state_dict(),
+            "weights": {canonical_name(n): p for n, p in outer.items()} if replica == 0 else {},
+            "rng": torch.get_rng_state(),
+        }
+
+    def _load_state_dict(self, state: State) -> None:
+        copy_into(self.context.parameters, take_tensors("model", state["model"], self.parameters))
+        self.inner.load_state_dict(self.parameters, state["inner"])
+        self.method.load_state_dict(state["method"])
+        torch.set_rng_state(state["rng"])
+        self.ledger.carry_on(self.progress.seconds)
+        self.overran_before = self.progress.overran_steps
+
+    def _overran_steps(self) -> int:
+        pacer = self.pipeline.pacer
+        return self.overran_before + (pacer.overran_steps if pacer else 0)
 
     def _evaluation_due(self, step: int) -> bool:
         """Whether a multiple of `eval.every` has passed since the last evaluation."""
         every = self.config.eval.every
-        return step // every > self._evaluated_at // every
+        return step // every > self.progress.evaluated_at // every
 
     def _evaluate(self, step: int) -> None:
         """Validate the outer parameters while everybody waits; none of it is training time."""
         trained_s = training_s(self.ledger.read()) if step else 0.0
         with self.ledger.span(EVALUATION):
-            self._evaluated_at = step
+            self.progress.evaluated_at = step
             self.world.control.barrier()
             if self.world.replica == 0:
                 with self.method.evaluating():
                     loss = self.evaluator.loss()
                 if loss is not None and self.evals_file is not None:
-                    self.last_validation = loss
+                    self.progress.last_validation = loss
                     record = {
                         "step": step,
-                        "tokens": step * self.config.tokens_per_step,
+                        "tokens": self.progress.tokens + (self.config.tokens_per_step if step else 0),
                         "t": trained_s,
                         "val_loss": loss,
                         "val_bpb": bits_per_byte(loss),
@@ -170,12 +248,22 @@ class Trainer:
             self.world.control.barrier()
 
     def _report_round(self, record: RoundRecord) -> None:
-        self.rounds += 1
+        self.progress.rounds += 1
         self.rounds_file.write({"rank": self.world.rank, **asdict(record)})
+
+    def _about_weights(self) -> dict[str, Any]:
+        return {
+            "shape": asdict(self.shape),
+            "seq_len": self.config.data.seq_len,
+            "tokenizer": self.config.data.tokenizer,
+            "step": self.progress.step,
+            "tokens": self.progress.tokens,
+            "data_sha256": self.corpus.sha256,
+        }
 
     def _summary(self) -> dict[str, Any]:
         world, config, corpus = self.world, self.config, self.corpus
-        validation = self.last_validation
+        validation = self.progress.last_validation
         return {
             "rank": world.rank,
             "replica": world.replica,
@@ -184,19 +272,17 @@ class Trainer:
             "params_total": count_parameters(self.shape),
             "params_stage": sum(parameter.numel() for parameter in self.parameters.values()),
             "steps": config.train.steps,
-            "tokens": config.train.steps * config.tokens_per_step,
+            "tokens": self.progress.tokens,
             "began_epoch": self.began_epoch,  # wall clock at the first step, to lay other clocks beside
             "wall_s": training_s(self.seconds),
             "eval_s": self.seconds[EVALUATION],
             **_buckets(self.seconds),
-            "payload_bytes": {
-                "wan": self.wan.sent_bytes,
-                "lan": self._lan_bytes(),
-                "evaluation": self.evaluator.sent_bytes,
-            },
-            "rounds": self.rounds,
-            "overran_steps": self.pipeline.pacer.overran_steps if self.pipeline.pacer else 0,
-            "final_loss": self.last_loss,
+            "payload_bytes": self.progress.payload_bytes,
+            "incomplete": self.incomplete,
+            "carried_payload_bytes": self.carried,  # of these, what processes before this one sent
+            "rounds": self.progress.rounds,
+            "overran_steps": self._overran_steps(),
+            "final_loss": self.progress.last_loss,
             "val_loss": validation,
             "val_bpb": None if validation is None else bits_per_byte(validation),
             "data": {

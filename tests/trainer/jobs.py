@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -18,8 +17,8 @@ from trainer.data import load_corpus
 from trainer.environment import read_environment
 from trainer.method_config import DiLoCoXConfig
 from trainer.metrics import Ledger
-from trainer.model import canonical_name
 from trainer.ranks import World, connect
+from trainer.resume import find
 from trainer.train import Trainer
 
 torch.set_num_threads(1)
@@ -36,17 +35,14 @@ def connected(parallel: ParallelConfig) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def train(config: dict[str, Any], out: str) -> str:
-    """Train, and keep replica 0's outer parameters."""
+def train(config: dict[str, Any], out: str, resume: bool = False) -> str:
+    """Train, or go on training."""
     checked = TrainerConfig.model_validate(config)
     folder = Path(out)
+    corpus = load_corpus(checked.data, checked.seed)
     with connected(checked.parallel) as world:
-        trainer = Trainer(checked, world, load_corpus(checked.data, checked.seed), folder)
-        status = trainer.run()["status"]
-        if world.replica == 0:
-            outer = {canonical_name(n): p.numpy() for n, p in trainer.method.outer_parameters.items()}
-            np.savez(folder / f"parameters-{world.stage}.npz", **outer)
-    return status
+        resumed = find(checked, world, folder, corpus.sha256) if resume else None
+        return Trainer(checked, world, corpus, folder, resumed).run()["status"]
 
 
 def digest(tensor: torch.Tensor) -> str:

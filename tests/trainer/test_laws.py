@@ -161,7 +161,7 @@ def test_another_seed_gives_another_run(runs):
     assert np.abs(runs(method=DILOCO, seed=1).losses() - runs(method=DILOCO).losses()).max() > 1e-2
 
 
-BUCKETS = ("compute_s", "bubble_s", "compress_s", "exposed_comm_s", "other_s")
+BUCKETS = ("compute_s", "bubble_s", "compress_s", "exposed_comm_s", "checkpoint_s", "other_s")
 
 
 def test_every_second_is_in_a_bucket(run):

@@ -82,6 +82,8 @@ def test_the_kernel_saw_the_payload_within_one_percent(tmp_path, method):
         f"rank-{r}.{kind}" for r in range(4) for kind in ("steps.jsonl", "rounds.jsonl", "summary.json")
     }
     assert {p.name for p in (tmp_path / "out" / "ranks").iterdir()} == expected | {"rank-1.evals.jsonl"}
+    weights = {p.name for p in (tmp_path / "out" / "weights").iterdir()}
+    assert weights == {"stage-0.safetensors", "stage-1.safetensors", "weights.json"}
 
 
 def wrong(tmp_path, *arguments, config=None, environment=None):

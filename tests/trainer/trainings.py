@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from fleet import Fleet
 
+from trainer.weights import read_weights
+
 TINY: dict[str, Any] = {
     "model": {"preset": "decoder-0.4m", "dim": 32, "layers": 3, "heads": 2, "ffn": 64},
     "data": {"seq_len": 16},
@@ -39,6 +41,7 @@ class Run:
     rounds: list[list[dict[str, Any]]]
     evals: list[dict[str, Any]]
     parameters: dict[str, np.ndarray]
+    folder: Path
 
     @property
     def stages(self) -> int:
@@ -69,16 +72,14 @@ def read_run(config: dict[str, Any], out: Path) -> Run:
     """Read a finished run's files."""
     ranks = out / "ranks"
     size = config["parallel"]["replicas"] * config["parallel"]["stages"]
-    parameters: dict[str, np.ndarray] = {}
-    for file in sorted(out.glob("parameters-*.npz")):
-        parameters |= dict(np.load(file))
     return Run(
         config,
         [json.loads((ranks / f"rank-{r}.summary.json").read_text()) for r in range(size)],
         [read_lines(ranks / f"rank-{r}.steps.jsonl") for r in range(size)],
         [read_lines(ranks / f"rank-{r}.rounds.jsonl") for r in range(size)],
         read_lines(ranks / f"rank-{config['parallel']['stages'] - 1}.evals.jsonl"),
-        parameters,
+        {name: tensor.numpy() for name, tensor in read_weights(out).items()},
+        out,
     )
 
 

@@ -62,8 +62,8 @@ class Method(ABC):
     """Called by the training loop in this order:
 
     each step: `average_gradients`, the inner step, and where `synchronises_after(step)` says so
-    `close_round`, an evaluation if one is due, `open_round`. After the last step `drain` takes the place
-    of `open_round`, and the evaluation follows it. Between `close_round` and `open_round` no exchange
+    `close_round`, an evaluation and a checkpoint if they are due, and at the beginning of the next step
+    `open_round`. After the last step `drain` follows, and then the evaluation. Between `close_round` and `open_round` no exchange
     is in flight and the outer parameters are up to date.
     """
 
