@@ -19,7 +19,11 @@ from testbed.workload import Block, Busy, Exchange, Launch, Operation, Phase, St
 
 
 def simulate(
-    workload: Workload, links: Links, conditions: Conditions = Conditions(), *, repeat_steady: bool = True
+    workload: Workload,
+    links: Links,
+    conditions: Conditions = Conditions(),  # noqa: B008 - a frozen value
+    *,
+    repeat_steady: bool = True,
 ) -> Outcome:
     """Runs the workload.
 
