@@ -19,11 +19,7 @@ from testbed.workload import Block, Busy, Exchange, Launch, Operation, Phase, St
 
 
 def simulate(
-    workload: Workload,
-    links: Links,
-    conditions: Conditions = Conditions(),  # noqa: B008 - a frozen value
-    *,
-    repeat_steady: bool = True,
+    workload: Workload, links: Links, conditions: Conditions | None = None, *, repeat_steady: bool = True
 ) -> Outcome:
     """Runs the workload.
 
@@ -39,6 +35,7 @@ def simulate(
             f"workload {workload.name}: found {workload.replicas} replicas, allowed are at most the"
             f" {links.sites} sites of the network"
         )
+    conditions = conditions or Conditions()
     return _Simulation(workload, links, conditions, repeat_steady and conditions.steady).run()
 
 
