@@ -38,6 +38,10 @@ TopologyArgument = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="a YAM
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key, e.g. train.steps=20")
 ]
+PcapOption = Annotated[
+    list[str] | None,
+    typer.Option("--pcap", metavar="LINK", help="capture the packets of this link; may be repeated"),
+]
 
 
 @app.command()
@@ -114,15 +118,23 @@ def topology_check(topology: TopologyArgument) -> None:
 def up(
     topology: TopologyArgument,
     shell: Annotated[bool, typer.Option("--shell", help="Mininet's command line in this network")] = False,
+    pcap: PcapOption = None,
 ) -> None:
     """Build a network and keep it until Ctrl-C (or until the shell ends). Example: dilocox up lan-10g --shell"""
     import signal  # noqa: PLC0415
 
     from experiments.runner import interruptible  # noqa: PLC0415
+    from testbed.capture import capturing, check_links  # noqa: PLC0415
     from testbed.network import Network  # noqa: PLC0415
     from testbed.topology import load_topology  # noqa: PLC0415
 
-    with interruptible(), Network(load_topology(topology)) as network:
+    loaded = load_topology(topology)
+    check_links(loaded, pcap or [])
+    with (
+        interruptible(),
+        Network(loaded) as network,
+        capturing(network, pcap or [], Path.cwd()) as captures,
+    ):
         out.print(f"{network.topology.name} is up; delays by {network.delay}", soft_wrap=True)
         for node, address in network.plan.node_address.items():
             out.print(f"  {node} {address}: mnexec -a {network.nodes[node].pid} COMMAND")
@@ -136,6 +148,8 @@ def up(
                 signal.pause()
             except KeyboardInterrupt:
                 out.print("taking it down")
+    for capture in captures:
+        out.print(capture.sentence(), soft_wrap=True)
 
 
 @app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -146,21 +160,24 @@ def exec_(
         list[str] | None, typer.Option("--node", help="only on this node; may be repeated")
     ] = None,
     limit_s: Annotated[float, typer.Option("--limit", help="seconds after which it is ended")] = 3600.0,
+    pcap: PcapOption = None,
 ) -> None:
     """Run a program on every node with the env:// contract. Example: dilocox exec two-sites-1gbps -- hostname -I"""
     from experiments.execute import execute  # noqa: PLC0415
     from testbed.topology import load_topology  # noqa: PLC0415
 
-    command = (
-        [arg for arg in context.args if arg != "--"] if context.args[:1] == ["--"] else list(context.args)
-    )
+    command = context.args[1:] if context.args[:1] == ["--"] else context.args
+    if command and command[0].startswith("-"):
+        raise RequestError(
+            f"exec: found the option {command[0]!r}, allowed: --node, --limit, --pcap; the command comes after --"
+        )
     if not command:
         raise RequestError("exec: found no command, allowed is: dilocox exec TOPOLOGY -- COMMAND")
     loaded = load_topology(topology)
     unknown = [name for name in node or [] if name not in loaded.nodes]
     if unknown:
         raise RequestError(f"--node: found {unknown[0]!r}, allowed: {', '.join(loaded.nodes)}")
-    raise typer.Exit(execute(loaded, command, node or list(loaded.nodes), limit_s))
+    raise typer.Exit(execute(loaded, command, node or list(loaded.nodes), limit_s, pcap))
 
 
 @app.command()
@@ -237,6 +254,28 @@ def ps() -> None:
 
 
 @app.command()
+def top(
+    every_s: Annotated[float, typer.Option("--every", min=0.1, help="seconds between two readings")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="one table, then stop")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one reading as JSON, then stop")] = False,
+) -> None:
+    """Live link rates of the networks that are up, in another terminal. Example: dilocox top --once"""
+    from experiments.top import rows, snapshot, table, watch  # noqa: PLC0415
+
+    if not once and not as_json:
+        watch(out, every_s)
+        return
+    found = snapshot(every_s)
+    if as_json:
+        typer.echo(json.dumps(rows(found), indent=2))
+        return
+    for network, rates in found:
+        out.print(table(network, rates))
+    if not found:
+        out.print("no network is up")
+
+
+@app.command()
 def down(
     session: Annotated[
         str, typer.Argument(metavar="SESSION", help="its id as `dilocox ps` shows it, or: all")
@@ -287,6 +326,7 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="go on from the newest whole checkpoint in the folder")
     ] = False,
+    pcap: PcapOption = None,
 ) -> None:
     """Execute one run. Example: dilocox run experiments/runs/dilocox.yaml --set train.steps=20"""
     from experiments.config import check_data, read_mapping, resolve_run  # noqa: PLC0415
@@ -301,7 +341,7 @@ def run(
     check_data(config)
     run_dir = output or Path("runs") / "single" / config.name
     with Reporter(out, config.name) as reporter:
-        record = execute_run(config, run_dir, reporter, resume=resume)
+        record = execute_run(config, run_dir, reporter, resume=resume, pcap=pcap or [])
     _print_record(record, run_dir)
     if record["status"] != "done":
         raise typer.Exit(1)
@@ -389,6 +429,10 @@ def _print_record(record: dict[str, Any], run_dir: Path) -> None:
             f" {totals['wan_payload_bytes'] / 1e6:.2f} MB of payload between replicas",
             soft_wrap=True,
         )
+    for capture in record["captures"]:
+        if capture["packets"] is None or capture["lost_packets"]:
+            missing = "its end" if capture["packets"] is None else f"{capture['lost_packets']} packets"
+            out.print(f"the capture of {capture['link']} lacks {missing}")
     out.print(f"files: {run_dir}", soft_wrap=True)
 
 

@@ -4,12 +4,17 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 from experiments.runner import interruptible
+from testbed.capture import capturing, check_links
 from testbed.launch import describe_exit
 from testbed.network import Network
 from testbed.topology import Topology
+
+TIMED_OUT = 124
+"""What ``timeout`` of coreutils returns for a program that overran its limit."""
 
 
 def _forward(node: str, process: "subprocess.Popen[str]", lock: threading.Lock) -> None:
@@ -21,42 +26,62 @@ def _forward(node: str, process: "subprocess.Popen[str]", lock: threading.Lock) 
             sys.stdout.flush()
 
 
-def execute(topology: Topology, command: list[str], nodes: list[str], limit_s: float) -> int:
+def _contract(network: Network, nodes: list[str], scratch: Path) -> dict[str, dict[str, str]]:
+    """The ``env://`` variables of the nodes that take part: they alone are counted, the first of them leads."""
+    master = network.plan.node_address[nodes[0]]
+    return {
+        node: {**network.contract(node, rank, len(nodes), scratch), "MASTER_ADDR": master}
+        for rank, node in enumerate(nodes)
+    }
+
+
+def _wait(node: str, process: "subprocess.Popen[str]", deadline: float) -> int:
+    """A program's status as a shell tells it; 124 for one that is still there at the deadline."""
+    try:
+        status = process.wait(timeout=max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        sys.stderr.write(f"{node}: did not end within its limit\n")
+        return TIMED_OUT
+    if status:
+        sys.stderr.write(f"{node}: {describe_exit(status)}\n")
+    return 128 - status if status < 0 else status
+
+
+def execute(
+    topology: Topology, command: list[str], nodes: list[str], limit_s: float, pcap: list[str] | None = None
+) -> int:
     """Starts ``command`` on the nodes at once and waits for all; returns the worst exit status.
 
-    A program ended by a signal counts as 128 + its number, one that overruns ``limit_s`` as 124.
+    A program ended by a signal counts as 128 + its number, one that overruns ``limit_s`` as 124. Ranks are
+    given to the named nodes alone, in the topology's order. ``pcap`` names links whose packets are captured into
+    the current folder.
     """
+    check_links(topology, pcap or [])
     folder = Path.cwd().resolve()
+    chosen = [node for node in topology.nodes if node in nodes]
     lock = threading.Lock()
-    statuses = []
     with (
         interruptible(),
         tempfile.TemporaryDirectory(prefix="dilocox-exec-") as scratch,
         Network(topology, expose=[folder, Path(scratch)]) as network,
+        capturing(network, pcap or [], folder) as captures,
     ):
         Path(scratch).chmod(0o777)  # the programs' user writes here
-        processes = {}
-        for rank, node in enumerate(topology.nodes):
-            if node in nodes:
-                contract = network.contract(node, rank, len(topology.nodes), Path(scratch))
-                processes[node] = network.nodes[node].start_program(
-                    command, network.user, contract, subprocess.PIPE, folder
-                )
+        deadline = time.monotonic() + limit_s
+        processes = {
+            node: network.nodes[node].start_program(command, network.user, contract, subprocess.PIPE, folder)
+            for node, contract in _contract(network, chosen, Path(scratch)).items()
+        }
         threads = [
             threading.Thread(target=_forward, args=(node, process, lock), daemon=True)
             for node, process in processes.items()
         ]
         for thread in threads:
             thread.start()
-        for node, process in processes.items():
-            try:
-                status = process.wait(timeout=limit_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                status = 124
-            statuses.append(128 - status if status < 0 else status)
-            if status:
-                sys.stderr.write(f"{node}: {describe_exit(status)}\n")
+        statuses = [_wait(node, process, deadline) for node, process in processes.items()]
         for thread in threads:
             thread.join(timeout=2)
+    for capture in captures:
+        sys.stderr.write(f"{capture.sentence()}\n")
     return max(statuses, default=0)

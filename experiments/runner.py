@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from experiments.config import RunConfig, write_config
 from experiments.errors import RequestError
 from experiments.record import PROJECT, environment, write_json
 from experiments.totals import totals
+from testbed.capture import Capture, capturing, check_links
 from testbed.counters import Counters, Reading
 from testbed.doctor import require_root
 from testbed.errors import NetworkBroke, ProgramFailed
@@ -57,6 +58,7 @@ class Evidence:
     run_dir: Path
     progress: Progress
     resume: bool = False
+    pcap: tuple[str, ...] = ()
 
     status: str = "done"
     reasons: list[str] = field(default_factory=list)
@@ -64,6 +66,7 @@ class Evidence:
     before: Probe | None = None
     after: Probe | None = None
     fidelity: Fidelity | None = None
+    captures: list[Capture] = field(default_factory=list)
     flows: list[Flow] = field(default_factory=list)
     first: dict[str, Reading] = field(default_factory=dict)
     last: dict[str, Reading] = field(default_factory=dict)
@@ -95,9 +98,16 @@ def interruptible() -> Iterator[None]:
 
 
 def run(
-    config: RunConfig, run_dir: Path, progress: Progress = _silent, *, resume: bool = False
+    config: RunConfig,
+    run_dir: Path,
+    progress: Progress = _silent,
+    *,
+    resume: bool = False,
+    pcap: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Executes a run and returns its record; with ``resume`` it goes on from its newest whole checkpoint.
+
+    ``pcap`` names links whose packets are captured meanwhile.
 
     Raises:
         RequestError: the folder holds something that is not a run of ours.
@@ -106,13 +116,16 @@ def run(
     """
     if isinstance(config.topology, Topology):
         require_root()
+        check_links(config.topology, pcap)
+    elif pcap:
+        raise RequestError(f"--pcap: found {pcap[0]!r} with the topology loopback, allowed: an emulated one")
     run_dir = run_dir.resolve()  # the trainers run elsewhere
     _prepare(run_dir, resume=resume)
     user = User.invoking() if os.geteuid() == 0 else User(os.getuid(), os.getgid())
     try:
         write_config(config, run_dir / "config.yaml")
         _make_folders(run_dir, user if isinstance(config.topology, Topology) else None)
-        evidence = Evidence(config, run_dir, progress, resume)
+        evidence = Evidence(config, run_dir, progress, resume, tuple(pcap))
         try:
             if isinstance(config.topology, Topology):
                 _on_network(evidence, config.topology, user)
@@ -198,7 +211,10 @@ def _on_network(evidence: Evidence, topology: Topology, user: User) -> None:
             evidence.reasons += [f"before the run: {p}" for p in evidence.before.problems]
             return
         cpu = CpuTimes.now()
-        with SocketWatch(network, evidence.run_dir / "sockets") as sockets:
+        with (
+            capturing(network, evidence.pcap, evidence.run_dir) as evidence.captures,
+            SocketWatch(network, evidence.run_dir / "sockets") as sockets,
+        ):
             evidence.first = counters.read()
             _train(evidence, network, counters)
             evidence.flows = sockets.flows()
@@ -384,6 +400,7 @@ def _store(evidence: Evidence) -> dict[str, Any]:
             "wanted": [vars(link) for link in evidence.network.plan.links] if evidence.network else [],
             "measured": _measured(evidence),
         },
+        "captures": [capture.row() for capture in evidence.captures],
         "fidelity": evidence.fidelity.row() if evidence.fidelity else None,
         "accounting": counts.row() if counts else None,
         "data": ranks[0].get("data") if ranks else None,

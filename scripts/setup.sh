@@ -17,6 +17,7 @@ need iptables iptables
 need ethtool ethtool
 need iperf3 iperf3
 need ping iputils-ping
+need tcpdump tcpdump
 need setpriv util-linux
 need ps procps
 need ifconfig net-tools
@@ -46,5 +47,5 @@ if [ "$(uname -s)" = Linux ] && .venv/bin/python -c 'import torch' 2>/dev/null; 
   $pip $(grep -E '^torch==' constraints.txt) ${TORCH_PIP_ARGS:-}
 fi
 $pip -c constraints.txt 'setuptools>=77' wheel
-$pip -c constraints.txt --no-build-isolation -e '.[dev]'
+$pip -c constraints.txt --no-build-isolation -e '.[dev,interop]'
 echo "$wanted" > "$stamp"

@@ -11,12 +11,15 @@ import json
 import select
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from testbed.attach import Attached, Place
 from testbed.errors import TestbedError
 from testbed.network import Network
+from testbed.nodes.namespace import NamespaceNode
 from testbed.plan import Link
 from testbed.shaping.rate import CONTROL_CLASS
 
@@ -42,18 +45,21 @@ class Reading:
 
 
 class Counters:
-    """Reads the counters of every link of a network that is up."""
+    """Reads the counters of every link of a network that is up, our own or one that another process holds."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network | Attached) -> None:
         self._links: dict[str, dict[str, Link]] = {}
-        for link in network.plan.links:
+        links = network.plan.links if isinstance(network, Network) else network.links
+        for link in links:
             self._links.setdefault(link.owner, {})[link.interface] = link
-        self._network = network
+        self._places: Mapping[str, Place | NamespaceNode] = (
+            network.nodes if isinstance(network, Network) else network.places
+        )
         self._tc: dict[str, subprocess.Popen[str]] = {}
 
     def __enter__(self) -> Self:
         for owner in self._links:
-            self._tc[owner] = self._network.nodes[owner].start_root(
+            self._tc[owner] = self._places[owner].start_root(
                 ["stdbuf", "-oL", "tc", "-s", "-j", "-batch", "-"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -14,6 +14,7 @@ from typing import Self
 from mininet.link import Link as MininetLink
 from mininet.net import Mininet
 
+from testbed.attach import describe
 from testbed.doctor import choose_delay, iptables_command
 from testbed.errors import TestbedError
 from testbed.nodes.namespace import NamespaceNode, User, check_shell_safe
@@ -102,6 +103,8 @@ class Network:
         self._configure_mounts()
         self._shape()
         self._start_delay()
+        pids = {name: node.pid for name, node in self.nodes.items()}
+        describe(self.plan, pids, self.delay, self.session.folder)
 
     def _configure_addresses(self) -> None:
         lines: dict[str, list[str]] = {name: ["link set dev lo up"] for name in self.nodes}
