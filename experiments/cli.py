@@ -348,6 +348,28 @@ def run(
 
 
 @app.command()
+def export(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run that has ended")],
+    to: Annotated[str, typer.Option("--to", help="format: hf")] = "hf",
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="new folder; default RUN/hf")] = None,
+) -> None:
+    """Write a run's final weights for transformers. Example: dilocox export runs/single/run --to hf"""
+    if to != "hf":
+        raise RequestError(f"--to: found {to!r}, allowed: hf")
+    from trainer.export import export_to_hf  # noqa: PLC0415
+    from trainer.tensor_file import TensorFileError  # noqa: PLC0415
+
+    target = output or run_folder / "hf"
+    try:
+        config = export_to_hf(run_folder, target)
+    except TensorFileError as error:
+        raise RequestError(str(error)) from error
+    except FileExistsError as error:
+        raise RequestError(f"--output: {error}, allowed is a new folder") from error
+    out.print(f"{config['architectures'][0]}: {target}", soft_wrap=True)
+
+
+@app.command()
 def sweep(
     sweep_file: Annotated[Path, typer.Argument(metavar="SWEEP.yaml")],
     overrides: SetOption = None,

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,11 +155,17 @@ class Checkpoints:
         for step in saved_steps(self.root, self.rank)[self.keep :]:
             Place(self.root, step, self.rank).remove(whole_step=self.rank == 0)
 
-    def save(self, step: int, state: State) -> None:
-        """Copy `state` now and write it in the background; `settle` first."""
+    def save(self, step: int, state: State, first: Sequence[Callable[[], None]] = ()) -> None:
+        """Copy `state` now; in the background call `first` and write the copy. `settle` comes before."""
         tensors, tree = split_state(state)
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        self._writing = self._writer.submit(Place(self.root, step, self.rank).write, copies, tree)
+
+        def write() -> None:
+            for call in first:
+                call()
+            Place(self.root, step, self.rank).write(copies, tree)
+
+        self._writing = self._writer.submit(write)
 
     def close(self) -> None:
         """Settle, and end the thread."""

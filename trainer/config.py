@@ -35,6 +35,7 @@ class ModelConfig(Section):
     kv_heads: Count | None = None
     ffn: Count | None = None
     tied: bool = False
+    qkv_bias: bool = False
     init_from: str | None = None
 
     @model_validator(mode="after")

@@ -84,10 +84,13 @@ class JsonLines:
         self._file.write((json.dumps(_finite(record), allow_nan=False) + "\n").encode())
         self._file.flush()
 
-    def settle(self) -> int:
-        """Flush to the disk; returns the file's size in bytes."""
-        os.fsync(self._file.fileno())
+    def size(self) -> int:
+        """Bytes so far."""
         return self._file.tell()
+
+    def flush_to_disk(self) -> None:
+        """Return once what was written would survive a power cut; may run beside `write`."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file; what was written is already there."""

@@ -1,7 +1,7 @@
 """A decoder-only transformer in today's usual shape, cut into pipeline stages.
 
-RMSNorm before each block, rotary positions, SwiGLU, grouped-query attention, no biases (Llama 2,
-arXiv:2307.09288). `canonical_name` gives each parameter the name it has in a Llama checkpoint; initial
+RMSNorm before each block, rotary positions, SwiGLU, grouped-query attention (Llama 2, arXiv:2307.09288), biases
+on query, key and value only if asked for (Qwen2, arXiv:2407.10671). `canonical_name` gives each parameter the name it has in a Llama checkpoint; initial
 weights are drawn per name, so they do not depend on how many stages or replicas there are.
 """
 
@@ -34,11 +34,12 @@ class Shape:
     kv_heads: int
     ffn: int
     tied: bool
+    qkv_bias: bool = False
 
     @classmethod
     def of(cls, config: ModelConfig, vocab: int) -> Shape:
         """The shape that a configuration asks for."""
-        return cls(vocab=vocab, tied=config.tied, **config.shape)
+        return cls(vocab=vocab, tied=config.tied, qkv_bias=config.qkv_bias, **config.shape)
 
 
 def stage_layers(layers: int, stages: int) -> list[range]:
@@ -86,9 +87,9 @@ class Attention(nn.Module):
         self.head_dim = shape.dim // shape.heads
         kv_dim = shape.kv_heads * self.head_dim
         self.grouped = shape.kv_heads != shape.heads
-        self.q_proj = nn.Linear(shape.dim, shape.dim, bias=False)
-        self.k_proj = nn.Linear(shape.dim, kv_dim, bias=False)
-        self.v_proj = nn.Linear(shape.dim, kv_dim, bias=False)
+        self.q_proj = nn.Linear(shape.dim, shape.dim, bias=shape.qkv_bias)
+        self.k_proj = nn.Linear(shape.dim, kv_dim, bias=shape.qkv_bias)
+        self.v_proj = nn.Linear(shape.dim, kv_dim, bias=shape.qkv_bias)
         self.o_proj = nn.Linear(shape.dim, shape.dim, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -213,7 +214,7 @@ def build_stage(
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if parameter.dim() < 2:
-                parameter.fill_(1.0)  # norm gains
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)  # biases, norm gains
                 continue
             std = residual_std if name.endswith(("o_proj.weight", "down_proj.weight")) else INIT_STD
             parameter.normal_(0.0, std, generator=named_generator(seed, canonical_name(name)))

@@ -190,9 +190,9 @@ class Trainer:
         progress.checkpointed_at = progress.step
         progress.seconds = self.seconds
         progress.overran_steps = self._overran_steps()
-        files = (self.steps_file, self.rounds_file, self.evals_file)
-        progress.file_bytes = {file.name: file.settle() for file in files if file is not None}
-        self.checkpoints.save(progress.step, self._state_dict())
+        files = [file for file in (self.steps_file, self.rounds_file, self.evals_file) if file is not None]
+        progress.file_bytes = {file.name: file.size() for file in files}
+        self.checkpoints.save(progress.step, self._state_dict(), [file.flush_to_disk for file in files])
 
     def _state_dict(self) -> State:
         replica, outer = self.world.replica, self.method.outer_parameters
