@@ -25,9 +25,20 @@ def _keys(variants: list[type[BaseModel]], section: Mapping[str, Any], prefix: s
         for key, field in variant.model_fields.items():
             found.add(f"{prefix}{key}")
             inner = _classes(field.annotation)
+            below = section.get(key)
+            if get_origin(field.annotation) is dict and isinstance(below, Mapping):
+                found |= _leaves(below, f"{prefix}{key}.")  # a custom method's own options: checked by it
             if inner:
-                below = section.get(key)
                 found |= _keys(inner, below if isinstance(below, Mapping) else {}, f"{prefix}{key}.")
+    return found
+
+
+def _leaves(section: Mapping[str, Any], prefix: str) -> set[str]:
+    found: set[str] = set()
+    for key, value in section.items():
+        found.add(f"{prefix}{key}")
+        if isinstance(value, Mapping):
+            found |= _leaves(value, f"{prefix}{key}.")
     return found
 
 

@@ -13,7 +13,8 @@ from trainer.state import State, check_keys
 class Progress:
     """Counters of one rank, as of its last step record.
 
-    `synchronisations` counts the steps after which `close_round` ran. `seconds` is the ledger's reading,
+    `synchronisations` counts the steps after which `close_round` ran. `planned_bytes` is what
+    the method said it would send across the WAN, `seconds` the ledger's reading,
     `payload_bytes` what was sent to `wan`, `lan` and for `evaluation`, `file_bytes` how long each of the
     rank's JSON-lines files was.
     """
@@ -21,6 +22,7 @@ class Progress:
     step: int = 0
     tokens: int = 0
     rounds: int = 0
+    planned_bytes: int = 0
     synchronisations: int = 0
     evaluated_at: int = 0
     checkpointed_at: int = 0

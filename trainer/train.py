@@ -66,7 +66,14 @@ class Trainer:
         self.lan = Exchange(world.pipeline, "bubble_s")
         self.inner = build_inner(self.parameters, config.train)
         self.context = Context(
-            world.rank, self.parameters, self.wan, self.lan, self.ledger, self._report_round
+            world.rank,
+            self.parameters,
+            self.wan,
+            self.lan,
+            self.ledger,
+            self._report_round,
+            config.seed,
+            config.parallel.microbatches,
         )
         self.method = build_method(config, self.context)
         self.progress = resumed.progress if resumed else Progress()
@@ -132,11 +139,13 @@ class Trainer:
         batch_size = config.train.batch_size
         batch = self.sampler.batch(step, self.world.replica * batch_size, batch_size)
         loss = self.pipeline.step(torch.from_numpy(batch))
-        self.method.average_gradients()
-        if config.train.grad_clip > 0:
-            clip_gradients(self.parameters.values(), config.train.grad_clip, self.lan, ledger)
-        self.inner.step()
-        self.inner.zero_grad()
+        if self.method.updates_after(step, last=last):
+            self.progress.planned_bytes += self.method.planned_step_bytes()
+            self.method.average_gradients()
+            if config.train.grad_clip > 0:
+                clip_gradients(self.parameters.values(), config.train.grad_clip, self.lan, ledger)
+            self.inner.step()
+            self.inner.zero_grad()
         if self.method.synchronises_after(step, last=last):
             self.method.close_round(step)
             if last:
@@ -249,6 +258,7 @@ class Trainer:
 
     def _report_round(self, record: RoundRecord) -> None:
         self.progress.rounds += 1
+        self.progress.planned_bytes += record.planned_bytes
         self.rounds_file.write({"rank": self.world.rank, **asdict(record)})
 
     def _about_weights(self) -> dict[str, Any]:
@@ -281,6 +291,7 @@ class Trainer:
             "incomplete": self.incomplete,
             "carried_payload_bytes": self.carried,  # of these, what processes before this one sent
             "rounds": self.progress.rounds,
+            "planned_wan_bytes": progress.planned_bytes,
             "overran_steps": self._overran_steps(),
             "final_loss": self.progress.last_loss,
             "val_loss": validation,

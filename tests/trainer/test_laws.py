@@ -3,28 +3,12 @@
 import numpy as np
 import pytest
 import reference
+from methods_under_test import ALLREDUCE, DILOCO, DILOCOX, METHODS, NO_CONSENSUS
 from trainings import TINY, Run, Runs, merged
 
 from trainer.config import TrainerConfig
 
-ALLREDUCE = {"name": "allreduce"}
-DILOCO = {"name": "diloco", "local_steps": 2}
-DILOCOX = {
-    "name": "dilocox",
-    "local_steps": 2,
-    "compressor": {"name": "lowrank-int4", "rank": 4, "adaptive": True, "max_rank": 6, "block": 32},
-}
-SYNCHRONOUS = {**DILOCOX, "overlap": {"delay_rounds": 0}}
-QUANTISED = {**DILOCO, "compressor": {"name": "int4", "block": 32}}
-METHODS = {
-    "allreduce": ALLREDUCE,
-    "allreduce naive": {**ALLREDUCE, "collective": "naive"},
-    "allreduce bf16": {**ALLREDUCE, "wire": "bf16"},
-    "diloco": DILOCO,
-    "diloco int4": QUANTISED,
-    "dilocox": DILOCOX,
-    "dilocox synchronous": SYNCHRONOUS,
-}
+CONSENSUS = {name: method for name, method in METHODS.items() if name not in NO_CONSENSUS}
 
 
 @pytest.fixture(params=METHODS.values(), ids=METHODS.keys())
@@ -120,6 +104,7 @@ def test_law_5_bytes_sent_are_the_bytes_planned(run):
     for steps, rounds, summary in zip(run.steps, run.rounds, run.summaries, strict=True):
         assert all(r["payload_bytes"] == r["planned_bytes"] for r in rounds)
         assert sum(s["payload_bytes"] for s in steps) == summary["payload_bytes"]["wan"] > 0
+        assert summary["payload_bytes"]["wan"] == summary["planned_wan_bytes"]
         assert sum(s["lan_payload_bytes"] for s in steps) == summary["payload_bytes"]["lan"] > 0
         if rounds:
             assert sum(r["payload_bytes"] for r in rounds) == summary["payload_bytes"]["wan"]
@@ -139,7 +124,9 @@ def test_law_5_pipeline_payload_is_activations_and_their_gradients(runs):
     assert {s["lan_payload_bytes"] for steps in run.steps for s in steps} == {activation}
 
 
-def test_law_6_replicas_hold_identical_outer_parameters_after_every_round(run):
+@pytest.mark.parametrize("method", CONSENSUS.values(), ids=CONSENSUS.keys())
+def test_law_6_replicas_hold_identical_outer_parameters_after_every_round(runs, method):
+    run = runs(method=method)
     for stage in range(run.stages):
         peers = [stage + replica * run.stages for replica in range(run.replicas)]
         assert len({run.summaries[rank]["outer_hash"] for rank in peers}) == 1

@@ -30,7 +30,7 @@ WRONG = {
     "model: {dim: 100}": ["model.dim", "found 100", "multiple of heads"],
     "model: {kv_heads: 4}": ["model.kv_heads", "found 4", "divisor of heads"],
     "method: {name: dilocoxx}": ["method.name", "'dilocoxx'", "did you mean 'dilocox'?"],
-    "method: {local_steps: 3}": ["method.name: found nothing", "allreduce, diloco, dilocox"],
+    "method: {local_steps: 3}": ["method.name: found nothing", "allreduce, local_sgd, diloco, opendiloco"],
     "method: {name: allreduce, local_steps: 3}": ["method.local_steps", "unknown key", "wire, collective"],
     "method: {name: diloco, outer: {name: adam}}": ["method.outer.name", "'adam'", "nesterov, sgd"],
     "method: {name: dilocox, overlap: {delay_rounds: 2}}": ["method.overlap.delay_rounds", "found 2"],

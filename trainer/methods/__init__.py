@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from trainer import method_config as configs
 from trainer.config import TrainerConfig
-from trainer.method_config import AllReduceConfig, DiLoCoConfig
 from trainer.methods.allreduce import AllReduce
 from trainer.methods.base import Context, ExchangeError, Method, RoundRecord
+from trainer.methods.custom import build_custom
 from trainer.methods.diloco import DiLoCo
 from trainer.methods.dilocox import DiLoCoX
+from trainer.methods.eager_diloco import EagerDiLoCo
+from trainer.methods.local_sgd import LocalSgd
+from trainer.methods.noloco import NoLoCo
+from trainer.methods.opendiloco import OpenDiLoCo
+from trainer.presets import MethodSection
 
 __all__ = ["Context", "ExchangeError", "Method", "RoundRecord", "build_method"]
 
+METHODS: dict[type[MethodSection], Callable[[Any, Context], Method]] = {
+    configs.AllReduceConfig: AllReduce,
+    configs.LocalSgdConfig: LocalSgd,
+    configs.DiLoCoConfig: DiLoCo,
+    configs.OpenDiLoCoConfig: OpenDiLoCo,
+    configs.EagerDiLoCoConfig: EagerDiLoCo,
+    configs.DiLoCoXConfig: DiLoCoX,
+    configs.NoLoCoConfig: NoLoCo,
+    configs.CustomConfig: build_custom,
+}
+
 
 def build_method(config: TrainerConfig, context: Context) -> Method:
-    """The method that a configuration asks for."""
-    method = config.method
-    if isinstance(method, AllReduceConfig):
-        return AllReduce(method, context)
-    if isinstance(method, DiLoCoConfig):
-        return DiLoCo(method, context, config.seed)
-    return DiLoCoX(method, context, config.seed)
+    """The method that a configuration asks for.
+
+    Raises:
+        ConfigError: a custom method cannot be imported, or refuses its options.
+    """
+    return METHODS[type(config.method)](config.method, context)

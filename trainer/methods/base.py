@@ -48,7 +48,10 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class Context:
-    """One rank's surroundings: `wan` joins stage peers, `lan` the stages of this replica."""
+    """One rank's surroundings: `wan` joins stage peers, `lan` the stages of this replica.
+
+    `microbatches`: how often each parameter's gradient grows in one training step.
+    """
 
     rank: int
     parameters: dict[str, nn.Parameter]
@@ -56,6 +59,13 @@ class Context:
     lan: Exchange
     ledger: Ledger
     report_round: Callable[[RoundRecord], None]
+    seed: int = 0
+    microbatches: int = 1
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Shape of each parameter, by name."""
+        return {name: parameter.shape for name, parameter in self.parameters.items()}
 
 
 class Method(ABC):
@@ -70,12 +80,23 @@ class Method(ABC):
     def __init__(self, context: Context) -> None:
         self.context = context
 
+    consensus = True
+    """Whether all replicas hold bit-identical outer parameters after every round."""
+
     def average_gradients(self) -> None:  # noqa: B027 - methods with local steps leave gradients alone
         """Replace each gradient by what the inner optimiser should see."""
 
+    def updates_after(self, step: int, *, last: bool) -> bool:
+        """Whether the inner optimiser steps now; if not, gradients are left to grow."""
+        return True
+
     @abstractmethod
     def planned_step_bytes(self) -> int:
-        """WAN payload bytes that each `average_gradients` will send from this rank."""
+        """WAN payload bytes that the next `average_gradients` will send from this rank."""
+
+    def planned_round_bytes(self) -> int:
+        """WAN payload bytes that one whole round sends from this rank, beyond those of its steps."""
+        return 0
 
     @abstractmethod
     def synchronises_after(self, step: int, *, last: bool) -> bool:

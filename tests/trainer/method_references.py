@@ -1,0 +1,108 @@
+"""Methods as a few plain lines in one process: what local training does between rounds, and each method's rule."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from reference import Weights, average, batch_loss, named, whole_model
+
+from trainer.config import TrainerConfig
+from trainer.data import Sampler, load_corpus
+from trainer.inner import build_inner, learning_rate
+from trainer.methods.pairs import partner_in_round
+
+Rule = Callable[[list[Weights], bool], list[Weights]]
+
+
+def local_rounds(
+    config: TrainerConfig, rule: Callable[[Weights], Rule]
+) -> tuple[list[list[float]], list[dict[str, np.ndarray]]]:
+    """D replicas train; at the end of each round `rule(weights by replica, last)` gives what they go on from.
+
+    Returns losses [replica][step] and each replica's final weights by name.
+    """
+    size, steps = config.train.batch_size, config.train.steps
+    sampler = Sampler(load_corpus(config.data, config.seed), config.data.seq_len, config.seed)
+    models = [whole_model(config) for _ in range(config.parallel.replicas)]
+    inners = [build_inner(dict(model.named_parameters()), config.train) for model in models]
+    close = rule([p.detach().clone() for p in models[0].parameters()])
+    losses: list[list[float]] = [[] for _ in models]
+    for step in range(1, steps + 1):
+        for i, (model, inner) in enumerate(zip(models, inners, strict=True)):
+            inner.set_learning_rate(learning_rate(step, config.train))
+            inner.zero_grad()
+            loss = batch_loss(model, sampler.batch(step, i * size, size))
+            loss.backward()
+            inner.step()
+            losses[i].append(loss.item())
+        if step % config.method.local_steps and step != steps:
+            continue
+        ends = [[p.detach().clone() for p in model.parameters()] for model in models]
+        for model, start in zip(models, close(ends, step == steps), strict=True):
+            with torch.no_grad():
+                for parameter, value in zip(model.parameters(), start, strict=True):
+                    parameter.copy_(value)
+    return losses, [named(model, list(model.parameters())) for model in models]
+
+
+def minus(left: Weights, right: Weights) -> Weights:
+    return [a - b for a, b in zip(left, right, strict=True)]
+
+
+def eager(
+    replicas: int, outer: Callable[[], Callable[[Weights, Weights], Weights]]
+) -> Callable[[Weights], Rule]:
+    """g_i = Delta_{t-1} + (delta_i(t) - delta_i(t-1)) / D, an outer optimiser for each replica."""
+
+    def begin(initial: Weights) -> Rule:
+        thetas = [initial for _ in range(replicas)]
+        outers = [outer() for _ in range(replicas)]
+        previous = [[0 * p for p in initial] for _ in range(replicas)]
+
+        def move(deltas: list[Weights]) -> None:
+            mean = average(previous)
+            for i in range(replicas):
+                own = minus(deltas[i], previous[i])
+                g = [m + o / replicas for m, o in zip(mean, own, strict=True)]
+                thetas[i] = outers[i](thetas[i], g)
+
+        def close(ends: list[Weights], last: bool) -> list[Weights]:
+            deltas = [minus(theta, end) for theta, end in zip(thetas, ends, strict=True)]
+            move(deltas)
+            previous[:] = deltas
+            if last:  # the average of the last round arrives, with no further round beside it
+                move([[0 * p for p in initial] for _ in range(replicas)])
+            return thetas
+
+        return close
+
+    return begin
+
+
+def gossip(config: TrainerConfig) -> Callable[[Weights], Rule]:
+    """Modified Nesterov momentum between random pairs."""
+    method, replicas = config.method, config.parallel.replicas
+
+    def begin(initial: Weights) -> Rule:
+        slow = [initial for _ in range(replicas)]
+        velocity = [[0 * p for p in initial] for _ in range(replicas)]
+        number = 0
+
+        def close(ends: list[Weights], last: bool) -> list[Weights]:
+            nonlocal number
+            number += 1
+            deltas = [minus(phi, end) for phi, end in zip(slow, ends, strict=True)]
+            before = list(slow)
+            for i in range(replicas):
+                j = partner_in_round(i, replicas, number, config.seed)
+                delta, phi = average([deltas[i], deltas[j]]), average([before[i], before[j]])
+                velocity[i] = [
+                    method.momentum * v - method.lr * d - method.gossip * (own - mean)
+                    for v, d, own, mean in zip(velocity[i], delta, before[i], phi, strict=True)
+                ]
+                slow[i] = [own + v for own, v in zip(before[i], velocity[i], strict=True)]
+            return slow
+
+        return close
+
+    return begin

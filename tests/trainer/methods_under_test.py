@@ -1,0 +1,25 @@
+"""A small configuration of every method, for the laws that all of them keep."""
+
+from typing import Any
+
+SMALL_FACTORS = {"name": "lowrank-int4", "rank": 4, "adaptive": True, "max_rank": 6, "block": 32}
+ALLREDUCE = {"name": "allreduce"}
+DILOCO = {"name": "diloco", "local_steps": 2}
+DILOCOX = {"name": "dilocox", "local_steps": 2, "compressor": SMALL_FACTORS}
+
+METHODS: dict[str, dict[str, Any]] = {
+    "allreduce": ALLREDUCE,
+    "allreduce naive": {**ALLREDUCE, "collective": "naive"},
+    "allreduce bf16": {**ALLREDUCE, "wire": "bf16"},
+    "local_sgd": {"name": "local_sgd", "local_steps": 2},
+    "diloco": DILOCO,
+    "diloco int4": {**DILOCO, "compressor": {"name": "int4", "block": 32}},
+    "opendiloco": {"name": "opendiloco", "local_steps": 2},
+    "eager_diloco": {"name": "eager_diloco", "local_steps": 2},
+    "dilocox": DILOCOX,
+    "dilocox synchronous": {**DILOCOX, "overlap": {"delay_rounds": 0}},
+    "dilocox eager": {**DILOCOX, "overlap": {"delay_rounds": 1, "progress": "eager"}},
+    "noloco": {"name": "noloco", "local_steps": 2},
+    "noloco int4": {"name": "noloco", "local_steps": 2, "compressor": {"name": "int4", "block": 32}},
+}
+NO_CONSENSUS = {"eager_diloco", "dilocox eager", "noloco", "noloco int4"}

@@ -1,0 +1,157 @@
+"""What each method promises beyond the laws that all of them keep."""
+
+import itertools
+
+import method_references as plain
+import numpy as np
+import pytest
+import reference
+from methods_under_test import METHODS
+from trainings import TINY, merged
+
+from trainer.config import TrainerConfig
+from trainer.methods.pairs import partner_in_round
+from trainer.presets import FOLDER, preset
+
+THREE = {"replicas": 3, "stages": 1}
+
+
+def config_of(**changes):
+    return TrainerConfig.model_validate(merged(TINY, changes))
+
+
+def assert_close(found, expected, atol=2e-4):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_law_5_planned_bytes_are_sent_bytes_among_three_replicas_too(runs, method):
+    run = runs(method=method, parallel=THREE, train={"steps": 3})
+    for steps, summary in zip(run.steps, run.summaries, strict=True):
+        sent = summary["payload_bytes"]["wan"]
+        assert sent == summary["planned_wan_bytes"] == sum(s["payload_bytes"] for s in steps)
+    assert sum(summary["payload_bytes"]["wan"] for summary in run.summaries) > 0
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_every_method_gives_the_same_losses_again(runs, method):
+    first, second = runs(method=method), runs(method=method, again=True)
+    assert np.array_equal(first.losses(), second.losses())
+    assert [s["outer_hash"] for s in first.summaries] == [s["outer_hash"] for s in second.summaries]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+def test_eager_updates_are_what_their_formula_says(runs, momentum):
+    outer = {"name": "nesterov", "lr": 0.7, "momentum": momentum}
+    method = {"name": "eager_diloco", "local_steps": 2, "outer": outer}
+    found = runs(method=method, parallel={"stages": 1})
+    losses, finals = plain.local_rounds(
+        config_of(method=method), plain.eager(2, lambda: reference.nesterov(0.7, momentum))
+    )
+    np.testing.assert_allclose(found.losses(), losses, rtol=2e-4)
+    assert_close(found.parameters, finals[0])
+
+
+def test_eager_replicas_differ_under_way_and_agree_once_drained(runs):
+    """With a plain outer step all that a replica used early has been replaced by the average at the end."""
+    method = {"name": "eager_diloco", "local_steps": 2, "outer": {"name": "sgd", "lr": 0.7}}
+    run = runs(method=method, parallel={"stages": 1})
+    under_way = [[r["outer_hash"] for r in rounds[:-1]] for rounds in run.rounds]
+    assert all(a != b for a, b in zip(*under_way, strict=True))
+    _, finals = plain.local_rounds(
+        config_of(method=method), plain.eager(2, lambda: reference.nesterov(0.7, 0.0))
+    )
+    assert_close(finals[0], finals[1], atol=1e-6)
+    assert_close(run.parameters, finals[1])
+
+
+def test_eager_with_one_replica_is_diloco(runs):
+    """Its own share is then the whole average, at once."""
+    alone = {"parallel": {"replicas": 1, "stages": 1}}
+    eager = runs(method={"name": "eager_diloco", "local_steps": 2}, **alone)
+    diloco = runs(method={"name": "diloco", "local_steps": 2}, **alone)
+    np.testing.assert_allclose(eager.losses(), diloco.losses(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_noloco_moves_as_its_formula_says(runs, replicas):
+    method = {"name": "noloco", "local_steps": 2}
+    parallel = {"replicas": replicas, "stages": 1}
+    found = runs(method=method, parallel=parallel)
+    config = config_of(method=method, parallel=parallel)
+    losses, finals = plain.local_rounds(config, plain.gossip(config))
+    np.testing.assert_allclose(found.losses(), losses, rtol=2e-4)
+    assert_close(found.parameters, finals[0])
+
+
+def test_noloco_neither_creates_nor_destroys(runs):
+    """Every replica having a partner, the mean of all slow weights moves as by the mean pseudo-gradient."""
+    method = {"name": "noloco", "local_steps": 2, "momentum": 0.5}
+    config = config_of(method=method, parallel={"replicas": 4, "stages": 1})
+    means, deltas = [], []
+
+    def watched(initial):
+        close, starts = plain.gossip(config)(initial), [initial] * 4
+
+        def watch(ends, last):
+            deltas.append(reference.average([plain.minus(s, e) for s, e in zip(starts, ends, strict=True)]))
+            starts[:] = close(ends, last)
+            means.append(reference.average(starts))
+            return starts
+
+        means.append(initial)
+        return watch
+
+    _, finals = plain.local_rounds(config, watched)
+    velocity = [0 * p for p in means[0]]
+    for before, after, delta in zip(means, means[1:], deltas, strict=False):
+        velocity = [0.5 * v - 0.7 * d for v, d in zip(velocity, delta, strict=True)]
+        for b, a, v in zip(before, after, velocity, strict=True):
+            np.testing.assert_allclose(a - b, v, atol=1e-6)
+    assert_close(runs(method=method, parallel={"replicas": 4, "stages": 1}).parameters, finals[0])
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+def test_partners_are_mutual_change_and_leave_out_one_at_most(size):
+    met = set()
+    for number in range(40):
+        partners = [partner_in_round(i, size, number, seed=3) for i in range(size)]
+        assert all(partners[partner] == i for i, partner in enumerate(partners))
+        assert sum(partner == i for i, partner in enumerate(partners)) == size % 2
+        met |= {(i, partner) for i, partner in enumerate(partners)}
+    assert met >= set(itertools.permutations(range(size), 2)), "everybody meets everybody"
+
+
+ABLATIONS = {
+    "overlap": {"overlap": {"delay_rounds": 0}},
+    "low rank": {"compressor": {"name": "int4", "block": 32}},
+    "quantisation": {"compressor": {**METHODS["dilocox"]["compressor"], "name": "lowrank"}},
+    "feedback": {"compressor": {**METHODS["dilocox"]["compressor"], "error_feedback": False}},
+    "adaptivity": {"compressor": {**METHODS["dilocox"]["compressor"], "adaptive": False}},
+}
+
+
+@pytest.mark.parametrize("part", ABLATIONS)
+def test_each_part_of_dilocox_can_be_taken_out_and_matters(runs, part):
+    whole = runs(method=METHODS["dilocox"], train={"steps": 14})
+    without = runs(method={**METHODS["dilocox"], **ABLATIONS[part]}, train={"steps": 14})
+    assert not np.array_equal(whole.losses(), without.losses())
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
+def test_a_method_named_alone_has_its_presets_settings(file):
+    """Reads every preset, so that one with a key its method lacks fails here too."""
+    written = preset(file.stem)
+    assert set(written) == {"source", "does", "trained_with", "method"}
+    alone = TrainerConfig.model_validate({"method": {"name": file.stem}}).method
+    spelled = TrainerConfig.model_validate({"method": {"name": file.stem, **written["method"]}}).method
+    assert alone == spelled
+
+
+def test_one_key_of_a_section_is_laid_upon_the_presets(runs):
+    changed = TrainerConfig.model_validate({"method": {"name": "dilocox", "compressor": {"block": 64}}})
+    assert (changed.method.compressor.name, changed.method.compressor.block) == ("lowrank-int4", 64)
+    other = TrainerConfig.model_validate({"method": {"name": "dilocox", "compressor": {"name": "int8"}}})
+    assert other.method.compressor.block == 128
