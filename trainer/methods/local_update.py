@@ -12,7 +12,8 @@ from torch import Tensor
 
 from trainer.compression import build_averager
 from trainer.compression.rank_control import RankControl
-from trainer.method_config import LocalUpdateConfig, LowRankCompressor
+from trainer.compressor_config import LowRankCompressor
+from trainer.method_config import LocalUpdateConfig
 from trainer.methods.base import Context, Method, copy_into
 from trainer.methods.synchroniser import Background, Finished, Synchroniser
 from trainer.state import State, take_tensors
