@@ -291,7 +291,7 @@ class Trainer:
             "incomplete": self.incomplete,
             "carried_payload_bytes": self.carried,  # of these, what processes before this one sent
             "rounds": self.progress.rounds,
-            "planned_wan_bytes": progress.planned_bytes,
+            "planned_wan_bytes": self.progress.planned_bytes,
             "overran_steps": self._overran_steps(),
             "final_loss": self.progress.last_loss,
             "val_loss": validation,
