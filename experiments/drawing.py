@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
+from experiments.statistics import FEWEST, estimate
 from experiments.styles import Style, style_of, variant_styles
 from experiments.tables import Group, group_runs
 
@@ -64,7 +65,7 @@ Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 class Line:
     """One curve: its value at equal steps, over the valid seeds of a configuration.
 
-    `x` and `y` are means over seeds, `low` and `high` the range of y; float64 of equal length.
+    `x` and `y` are means over seeds, `low` and `high` as in `Estimate`; float64 of equal length.
     """
 
     label: str
@@ -130,19 +131,21 @@ def lines(runs: pd.DataFrame, evals: pd.DataFrame, x: str, y: str = "val_loss") 
     for group, style in styled_groups(runs):
         own = evals[evals["run_id"].isin(group.valid["run_id"])].dropna(subset=[x, y])
         seeds = own["run_id"].nunique()
-        by_step = own.groupby("step").agg(
-            x=(x, "mean"), y=(y, "mean"), low=(y, "min"), high=(y, "max"), n=(y, "size")
-        )
-        by_step = by_step[by_step["n"] == seeds].sort_index()
-        if by_step.empty:
+        points = [
+            (float(part[x].mean()), estimate(part[y].to_list()))
+            for _, part in own.groupby("step", sort=True)
+            if len(part) == seeds
+        ]
+        if not points:
             continue
-        x_, y_, low, high = (by_step[column].to_numpy(np.float64) for column in ("x", "y", "low", "high"))
+        columns = zip(*((at, e.mean, e.low, e.high) for at, e in points), strict=True)
+        x_, y_, low, high = (np.array(column, dtype=np.float64) for column in columns)
         found.append(Line(group.label, style, x_, y_, low, high, seeds))
     return found
 
 
 def draw_line(axes: Axes, line: Line) -> None:
-    """The mean as a line with markers, the range over seeds as a band."""
+    """The mean as a line with markers, the interval (or range) over seeds as a band."""
     if line.seeds > 1:
         axes.fill_between(line.x, line.low, line.high, color=line.style.colour, alpha=0.18, linewidth=0)
     axes.plot(
@@ -164,6 +167,7 @@ def evidence_line(figure: Figure, runs: pd.DataFrame, note: str = "") -> None:
     valid = runs[runs["valid"]]
     kinds = "; ".join(EVIDENCE.get(kind, kind) for kind in sorted(set(valid["evidence"])))
     most = max((len(group.valid) for group in group_runs(valid)), default=0) if len(valid) else 0
-    seeds = "one seed" if most == 1 else f"{most} seeds: mean and range"
+    spread = "95 % interval" if most >= FEWEST else "range"
+    seeds = "one seed" if most == 1 else f"{most} seeds: mean and {spread}"
     text = f"evidence: {kinds}; {note or seeds}" if most else "no valid run"
     figure.supxlabel(text, fontsize=6, color="#555555", x=0.995, ha="right")

@@ -1,4 +1,4 @@
-"""One line per configuration: its seeds averaged, its range shown, what does not count listed apart."""
+"""One line per configuration: its seeds averaged, their interval shown, what does not count listed apart."""
 
 import json
 import math
@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from experiments.columns import varied_columns
+from experiments.statistics import FEWEST, estimate
 from experiments.styles import style_of
 
 
@@ -87,7 +88,7 @@ def group_runs(runs: pd.DataFrame) -> list[Group]:
 
 
 def table_rows(runs: pd.DataFrame) -> list[list[str]]:
-    """The cells under `HEADS`: the mean over valid seeds, and with several seeds their range."""
+    """The cells under `HEADS`: the mean over valid seeds, with its 95 % interval from three seeds on (two: range)."""
     rows = []
     for group in group_runs(runs):
         steps, first = _steps(group), group.runs.iloc[0]
@@ -123,7 +124,10 @@ def note(runs: pd.DataFrame) -> str:
         parts.append("No valid baseline run: no ratios.")
     most = max(len(group.valid) for group in group_runs(runs))
     parts.append(
-        "One seed each." if most == 1 else "Mean over seeds (lowest–highest); valid: seeds that count."
+        "One seed each."
+        if most == 1
+        else f"Mean over seeds ({'95 % bootstrap interval' if most >= FEWEST else 'range'});"
+        " valid: seeds that count."
     )
     return " ".join(parts)
 
@@ -166,11 +170,10 @@ def plain_text(runs: pd.DataFrame, width: int = 160) -> str:
 
 
 def _cell(column: Column, valid: pd.DataFrame) -> str:
-    values = [float(column.value(row)) for _, row in valid.iterrows()]
-    values = [value for value in values if math.isfinite(value)]
-    if not values:
+    found = estimate([float(column.value(row)) for _, row in valid.iterrows()])
+    if not found.count:
         return "–"
-    mean, low, high = (column.show(x) for x in (sum(values) / len(values), min(values), max(values)))
+    mean, low, high = (column.show(x) for x in (found.mean, found.low, found.high))
     return mean if low == high else f"{mean}\n({low}–{high})"
 
 
