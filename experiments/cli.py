@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from experiments import commands_results
 from experiments.errors import RequestError, RunFailure
 from testbed.errors import TestbedError, TopologyError
 
@@ -378,6 +379,9 @@ def sweep(
     retry: Annotated[
         bool, typer.Option("--retry", help="with --resume: redo failed and invalid runs")
     ] = False,
+    any_version: Annotated[
+        bool, typer.Option("--any-version", help="with --resume: keep runs that other code made")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the runs and stop")] = False,
 ) -> None:
     """Execute every run of a sweep. Example: dilocox sweep experiments/sweeps/quickstart.yaml"""
@@ -390,7 +394,7 @@ def sweep(
         return
     if retry and not resume:
         raise RequestError("--retry: found it alone, allowed is --resume --retry")
-    failures = execute_sweep(plan, out, resume=resume, retry=retry)
+    failures = execute_sweep(plan, out, resume=resume, retry=retry, any_version=any_version)
     out.print(f"results: {plan.folder}; report: dilocox report {plan.folder}", soft_wrap=True)
     if failures:
         out.print(f"{failures} of {len(plan.runs)} runs are not valid; to redo them: --resume --retry")
@@ -417,27 +421,8 @@ def tune(
     out.print(f"chosen settings, for a sweep's list: {folder / 'best.yaml'}", soft_wrap=True)
 
 
-@app.command()
-def results(directory: Annotated[Path, typer.Argument(metavar="DIR", help="folder of a sweep")]) -> None:
-    """Print the table of a sweep. Example: dilocox results runs/quickstart"""
-    from experiments.results import load, summarise, table  # noqa: PLC0415
-
-    summarise(directory)
-    out.print(table(load(directory), out.width))
-
-
-@app.command()
-def report(directory: Annotated[Path, typer.Argument(metavar="DIR", help="folder of a sweep")]) -> None:
-    """Write report.html and the figures of a sweep. Example: dilocox report runs/quickstart"""
-    from experiments.report import write_report  # noqa: PLC0415
-    from experiments.results import load, summarise, table  # noqa: PLC0415
-
-    summarise(directory)
-    out.print(table(load(directory), out.width))
-    path = write_report(directory)
-    out.print(f"report:  {path}", soft_wrap=True)
-    for figure in sorted((directory / "figures").glob("*.png")):
-        out.print(f"figure:  {figure}", soft_wrap=True)
+for reading in (commands_results.results, commands_results.report, commands_results.status):
+    app.command()(reading)
 
 
 def _print_record(record: dict[str, Any], run_dir: Path) -> None:

@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from experiments.codeversion import code_version
+
 SCHEMA_VERSION = 1
 PROJECT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("torch", "numpy", "mininet", "pydantic", "pandas", "pyarrow", "matplotlib", "dilocox-testbed")
@@ -62,6 +64,7 @@ def environment() -> dict[str, Any]:
         "versions": versions(),
         "commit": commit,
         "dirty": dirty,
+        "code_version": code_version(),
         "kernel": platform.release(),
         "machine": machine(),
     }

@@ -50,15 +50,15 @@ WORDS = (
 )
 
 
-def write_report(directory: str | Path) -> Path:
+def write_report(directory: str | Path, *, mixed: bool = False) -> Path:
     """Writes `report.html` and `figures/` into a sweep's folder; returns the path of the page.
 
     The page needs no other file and no network. It is written in one step.
 
     Raises:
-        RequestError: no such folder, no run in it, or a record of a newer schema.
+        RequestError: as `experiments.results.load`, which `mixed` is handed to.
     """
-    results = load(directory)
+    results = load(directory, mixed=mixed)
     figures = save_figures(results)
     path = results.directory / "report.html"
     temporary = path.with_name(path.name + ".tmp")

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from experiments import overrides, tables
 from experiments.bytecurve import with_wan_bytes
 from experiments.columns import SERIES, SUMMARY, TOTALS
 from experiments.comparison import compare
+from experiments.errors import RequestError
 from experiments.runfolder import RunFolder, read_runs
 
 DEFAULT_BASELINE = {"method.name": "allreduce"}
@@ -41,14 +43,17 @@ class Results:
     baseline: dict[str, Any]
 
 
-def load(directory: str | Path) -> Results:
+def load(directory: str | Path, *, mixed: bool = False) -> Results:
     """Reads a sweep's folder (or one run's); the summary rows are computed anew from the records.
 
     Raises:
-        RequestError: no such folder, no run in it, or a record of a newer schema.
+        RequestError: no such folder, no run in it, a record of a newer schema, or valid runs of different code
+            versions or machines, which are compared only if `mixed` asks for it.
     """
     directory = Path(directory)
     folders = read_runs(directory)
+    if not mixed:
+        _refuse_mixture(directory, folders)
     frames = {kind: _together(folders, kind) for kind in SERIES}
     configs = {folder.run_id: folder.config for folder in folders}
     baseline = _baseline(directory)
@@ -69,7 +74,7 @@ def load(directory: str | Path) -> Results:
 
 def summarise(directory: str | Path) -> pd.DataFrame:
     """Computes the summary rows and writes `summary.parquet`, in one step; returns the rows."""
-    results = load(directory)
+    results = load(directory, mixed=True)
     path = results.directory / "summary.parquet"
     temporary = path.with_name(path.name + ".tmp")
     results.runs.to_parquet(temporary, index=False)
@@ -85,6 +90,28 @@ def table(results: Results, width: int = tables.NARROW) -> Table:
 def table_text(results: Results) -> str:
     """The same as plain text, for a log or a file."""
     return tables.plain_text(results.runs)
+
+
+def _refuse_mixture(directory: Path, folders: list[RunFolder]) -> None:
+    """Numbers of different programs or processors are not compared by accident."""
+    records = [folder.record for folder in folders if folder.record.get("valid") is True]
+    for what, of in (("code version", _code_of), ("machine", _machine_of)):
+        found = Counter(of(record) for record in records)
+        if len(found) > 1:
+            said = ", ".join(f"{name} ({count} runs)" for name, count in found.most_common())
+            raise RequestError(
+                f"{directory}: found runs of more than one {what}: {said}; allowed is one, or --mixed"
+                " (load(..., mixed=True)) to compare them all the same; --resume makes old ones anew"
+            )
+
+
+def _code_of(record: Mapping[str, Any]) -> str:
+    return str(record.get("code_version") or record.get("commit") or "unknown")
+
+
+def _machine_of(record: Mapping[str, Any]) -> str:
+    machine = record.get("machine") or {}
+    return f"{machine.get('cpu', 'unknown')}, {machine.get('cores', '?')} cores"
 
 
 def _row(folder: RunFolder) -> dict[str, Any]:

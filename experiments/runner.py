@@ -31,6 +31,7 @@ from testbed.doctor import require_root
 from testbed.errors import NetworkBroke, ProgramFailed
 from testbed.fidelity import CpuTimes, Fidelity, judge
 from testbed.launch import Program, wait_for_all
+from testbed.machine_lock import MachineLock
 from testbed.network import Network
 from testbed.nodes.namespace import User
 from testbed.probe import Probe, probe
@@ -120,7 +121,15 @@ def run(
     elif pcap:
         raise RequestError(f"--pcap: found {pcap[0]!r} with the topology loopback, allowed: an emulated one")
     run_dir = run_dir.resolve()  # the trainers run elsewhere
-    _prepare(run_dir, resume=resume)
+    with MachineLock() if isinstance(config.topology, Topology) else contextlib.nullcontext():
+        _prepare(run_dir, resume=resume)
+        return _execute(config, run_dir, progress, resume=resume, pcap=pcap)
+
+
+def _execute(
+    config: RunConfig, run_dir: Path, progress: Progress, *, resume: bool, pcap: Sequence[str]
+) -> dict[str, Any]:
+    """See `run`; the folder is there."""
     user = User.invoking() if os.geteuid() == 0 else User(os.getuid(), os.getgid())
     try:
         write_config(config, run_dir / "config.yaml")

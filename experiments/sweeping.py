@@ -8,11 +8,13 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from experiments.codeversion import code_version
 from experiments.config import RunConfig, check_data, resolve_run
 from experiments.errors import RequestError
 from experiments.progress import Reporter
 from experiments.results import summarise
 from experiments.runner import run
+from experiments.status import write_plan
 from experiments.sweep import PlannedRun, SweepConfig, expand, load_sweep
 from experiments.tuning import Choice, TuningConfig, as_sweep, choose, write_choices
 from testbed.errors import TestbedError
@@ -54,15 +56,21 @@ def checked_plan(sweep: SweepConfig, sweep_file: Path, output: Path | None) -> S
     return SweepPlan(sweep, runs, configs, output or Path("runs") / sweep.name)
 
 
-def _status(run_dir: Path) -> str:
+def _earlier(run_dir: Path) -> tuple[str, str | None]:
+    """(status, version of the code) of what lies in a run's folder."""
     try:
-        return str(json.loads((run_dir / "record.json").read_text(encoding="utf-8"))["status"])
+        record = json.loads((run_dir / "record.json").read_text(encoding="utf-8"))
+        return str(record["status"]), record.get("code_version")
     except (OSError, ValueError, KeyError):
-        return "none"
+        return "none", None
 
 
-def execute_sweep(plan: SweepPlan, console: Console, *, resume: bool, retry: bool) -> int:
+def execute_sweep(
+    plan: SweepPlan, console: Console, *, resume: bool, retry: bool, any_version: bool = False
+) -> int:
     """Runs what is to be run (with ``retry`` also what ended as failed or invalid); returns how many are not valid.
+
+    A run that another version of the code made does not count as finished, except with ``any_version``.
 
     Raises:
         RequestError: the folder already holds results and ``resume`` was not asked for.
@@ -76,12 +84,18 @@ def execute_sweep(plan: SweepPlan, console: Console, *, resume: bool, retry: boo
     (plan.folder / "sweep.yaml").write_text(
         yaml.safe_dump(plan.sweep.model_dump(mode="json"), sort_keys=False), encoding="utf-8"
     )
-    bad = 0
+    write_plan(plan.folder, [planned.run_id for planned in plan.runs])
+    bad, version = 0, code_version()
     for number, planned in enumerate(plan.runs, start=1):
         run_dir = plan.folder / planned.run_id
         label = f"[{number}/{len(plan.runs)}] {planned.run_id}"
-        earlier = _status(run_dir)
-        if resume and earlier in FINISHED and not (retry and earlier in NOT_VALID):
+        earlier, made_by = _earlier(run_dir)
+        other = earlier in FINISHED and made_by != version and not any_version
+        if other:
+            console.print(
+                f"{label}: {earlier} earlier by another version of the code, run again", markup=False
+            )
+        elif resume and earlier in FINISHED and not (retry and earlier in NOT_VALID):
             console.print(f"{label}: {earlier} earlier", markup=False)
             bad += earlier in NOT_VALID
             continue
