@@ -85,7 +85,8 @@ def time_to_loss(evals: pd.DataFrame, target: float) -> float:
 def _conditions(config: Mapping[str, Any], row: Any) -> str:
     """What two runs must share to be compared, as one string."""
     train, parallel = config.get("train") or {}, config.get("parallel") or {}
-    sequences = (train.get("batch_size") or 0) * (parallel.get("replicas") or 0)
+    sizes = train.get("batch_sizes") or [train.get("batch_size") or 0] * (parallel.get("replicas") or 0)
+    sequences = sum(sizes)
     shared = [config.get(key) for key in ("model", "data", "compute", "topology")]
     return json.dumps(
         [*shared, sequences, train.get("steps"), str(row["seed"]), str(row["evidence"])],

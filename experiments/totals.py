@@ -55,8 +55,8 @@ def totals(
         return result
     result["tokens"] = int(ranks[0]["tokens"])
     last_stage = [rank for rank in ranks if rank.get("final_loss") is not None]
-    losses = [float(rank["final_loss"]) for rank in last_stage]
-    result["final_loss"] = sum(losses) / len(losses) if losses else None
+    losses = [float(rank["final_loss"]) * config.weight(rank["replica"]) for rank in last_stage]
+    result["final_loss"] = sum(losses) / len(losses) if losses else None  # by tokens
     scored = next((rank for rank in ranks if rank.get("val_loss") is not None), {})
     result["val_loss"], result["val_bpb"] = scored.get("val_loss"), scored.get("val_bpb")
     wall_s = max(float(rank["wall_s"]) for rank in ranks)

@@ -106,6 +106,8 @@ class ParallelConfig(Section):
 class TrainConfig(Section):
     """The inner optimisation; `batch_size` is sequences per replica and step.
 
+    `batch_sizes` gives every replica its own instead; averages are then weighted by tokens.
+
     The learning rate warms up over `warmup_steps`, then follows `schedule`: a cosine to
     `min_lr_ratio` x lr; warm-up, stable, decay (wsd: constant, then linearly to that floor over the last
     `decay_share` of the steps; arXiv:2404.06395, with a linear decay); or constant.
@@ -113,6 +115,7 @@ class TrainConfig(Section):
 
     steps: Count = 160
     batch_size: Count = 8
+    batch_sizes: Annotated[list[Count], Field(min_length=1)] | None = None
     lr: Annotated[float, Field(gt=0)] = 1.0e-3
     warmup_steps: CountOrZero = 40
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
@@ -192,11 +195,22 @@ class TrainerConfig(Section):
     @model_validator(mode="after")
     def _cross_check(self) -> TrainerConfig:
         p, t = self.parallel, self.train
-        if t.batch_size % p.microbatches:
+        if t.batch_sizes is not None and len(t.batch_sizes) != p.replicas:
             raise ValueError(
-                f"train.batch_size: found {t.batch_size}, allowed a multiple of parallel.microbatches "
-                f"({p.microbatches})"
+                f"train.batch_sizes: found {len(t.batch_sizes)} of them, allowed one for each of "
+                f"parallel.replicas ({p.replicas})"
             )
+        if len(set(self.batch_sizes)) > 1 and self.method.name == "noloco":
+            raise ValueError(
+                f"train.batch_sizes: found {t.batch_sizes}, allowed with method noloco equal ones only (its pairs "
+                f"have no common weights)"
+            )
+        for size in self.batch_sizes:
+            if size % p.microbatches:
+                key = "batch_size" if t.batch_sizes is None else "batch_sizes"
+                raise ValueError(
+                    f"train.{key}: found {size}, allowed a multiple of parallel.microbatches ({p.microbatches})"
+                )
         layers = self.model.shape["layers"]
         if p.stages > layers:
             raise ValueError(
@@ -230,14 +244,22 @@ class TrainerConfig(Section):
         return self
 
     @property
-    def microbatch_size(self) -> int:
-        """Sequences per microbatch."""
-        return self.train.batch_size // self.parallel.microbatches
+    def batch_sizes(self) -> list[int]:
+        """Sequences per step of each replica."""
+        return self.train.batch_sizes or [self.train.batch_size] * self.parallel.replicas
+
+    def weight(self, replica: int) -> float:
+        """The replica's share of all tokens, times the number of replicas: 1 where batches are equal."""
+        return self.batch_sizes[replica] * self.parallel.replicas / sum(self.batch_sizes)
+
+    def microbatch_size(self, replica: int) -> int:
+        """Sequences per microbatch of a replica."""
+        return self.batch_sizes[replica] // self.parallel.microbatches
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens that all replicas together train on in one step."""
-        return self.parallel.replicas * self.train.batch_size * self.data.seq_len
+        return sum(self.batch_sizes) * self.data.seq_len
 
 
 def apply_override(data: dict[str, Any], assignment: str) -> None:

@@ -190,7 +190,7 @@ class Pipeline:
         self._stages = counting_stages(
             pieces,
             world,
-            microbatch=config.microbatch_size,
+            microbatch=config.microbatch_size(world.replica),
             seq_len=config.data.seq_len,
             ledger=ledger,
             bucket="compute_s",

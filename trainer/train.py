@@ -74,6 +74,7 @@ class Trainer:
             self._report_round,
             config.seed,
             config.parallel.microbatches,
+            config.weight(world.replica),
         )
         self.method = build_method(config, self.context)
         self.progress = resumed.progress if resumed else Progress()
@@ -136,8 +137,8 @@ class Trainer:
         last = step == config.train.steps
         lr = learning_rate(step, config.train)
         self.inner.set_learning_rate(lr)
-        batch_size = config.train.batch_size
-        batch = self.sampler.batch(step, self.world.replica * batch_size, batch_size)
+        sizes, replica = config.batch_sizes, self.world.replica
+        batch = self.sampler.batch(step, sum(sizes[:replica]), sizes[replica])
         loss = self.pipeline.step(torch.from_numpy(batch))
         if self.method.updates_after(step, last=last):
             self.progress.planned_bytes += self.method.planned_step_bytes()

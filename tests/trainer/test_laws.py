@@ -210,6 +210,28 @@ def test_paced_steps_train_the_same_and_take_their_time(runs):
     assert all(s["wall_s"] >= 4 * 0.3 - 1e-3 for s in paced.summaries[:1])
 
 
+UNEVEN = {"batch_sizes": [6, 2]}
+
+
+@pytest.mark.parametrize("method", [ALLREDUCE, {**ALLREDUCE, "collective": "naive"}, AVERAGING])
+def test_law_1_uneven_batches_weigh_by_tokens(runs, method):
+    """Replicas of 6 and 2 sequences make the same step as one process on all 8."""
+    found = runs(method=method, train={**SGD, **UNEVEN})
+    _, parameters = reference.big_batch(config_of(train=SGD))
+    assert_same_parameters(found, parameters, atol=2e-6)
+    even = runs(method=method, train=SGD)
+    assert not np.array_equal(found.losses(), even.losses()), "the comparison needs other parts of the batch"
+    assert found.steps[0][0]["tokens"] == even.steps[0][0]["tokens"]
+
+
+@pytest.mark.parametrize("progress", ["keep", "eager"])
+def test_uneven_batches_keep_replicas_together_under_delay(runs, progress):
+    method = {**DILOCOX, "overlap": {"delay_rounds": 1, "progress": progress}}
+    found = runs(method=method, train=UNEVEN)
+    assert len({found.summaries[rank]["outer_hash"] for rank in (0, 2)}) == (1 if progress == "keep" else 2)
+    assert found.global_losses()[-1] < found.global_losses()[0]
+
+
 def test_law_4_interleaved_pieces_give_the_same_losses_and_count_their_hops(runs):
     four = {"layers": 4}
     plain = runs(method=DILOCO, model=four, parallel={"schedule": "1f1b"})

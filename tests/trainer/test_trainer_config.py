@@ -13,6 +13,13 @@ WRONG = {
     "train: {steps: 0}": ["train.steps", "found 0"],
     "train: {steps: true}": ["train.steps", "found True", "integer"],
     "train: 3": ["train: found 3", "mapping"],
+    "train: {batch_sizes: [8, 8]}": ["train.batch_sizes", "found 2", "parallel.replicas (1)"],
+    "train: {batch_sizes: [6]}": ["train.batch_sizes", "found 6", "multiple of parallel.microbatches (4)"],
+    "parallel: {replicas: 2}\ntrain: {batch_sizes: [8, 4]}\nmethod: {name: noloco}": [
+        "train.batch_sizes",
+        "found [8, 4]",
+        "noloco equal ones",
+    ],
     "train: {batch_size: 7}": ["train.batch_size", "found 7", "multiple of parallel.microbatches (4)"],
     "parallel: {schedule: 2f2b}": ["parallel.schedule", "'2f2b'", "1f1b, gpipe"],
     "parallel: {stages: 5, microbatches: 8}": ["parallel.stages", "found 5", "layers (4)"],

@@ -32,6 +32,8 @@ class AllReduce(Method):
             return
         parameters = list(context.parameters.values())
         flat = torch.cat([_gradient(parameter).reshape(-1) for parameter in parameters])
+        if context.weight != 1.0:
+            flat *= context.weight
         mean = context.wan.mean(flat, self.config.wire, self.config.collective, context.ledger)
         for parameter, piece in zip(parameters, torch.split(mean, self._sizes), strict=True):
             _gradient(parameter).copy_(piece.view_as(parameter))

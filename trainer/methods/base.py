@@ -50,7 +50,8 @@ class RoundRecord:
 class Context:
     """One rank's surroundings: `wan` joins stage peers, `lan` the stages of this replica.
 
-    `microbatches`: how often each parameter's gradient grows in one training step.
+    `microbatches`: how often each parameter's gradient grows in one training step. `weight`: this
+    replica's share of all tokens times the number of replicas; what it adds to a mean is multiplied by it.
     """
 
     rank: int
@@ -61,6 +62,13 @@ class Context:
     report_round: Callable[[RoundRecord], None]
     seed: int = 0
     microbatches: int = 1
+    weight: float = 1.0
+
+    def weighted(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """This replica's part of a mean over replicas; the tensors themselves where all batches are equal."""
+        if self.weight == 1.0:
+            return tensors
+        return {name: tensor * self.weight for name, tensor in tensors.items()}
 
     @property
     def shapes(self) -> dict[str, torch.Size]:

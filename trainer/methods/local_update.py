@@ -184,7 +184,7 @@ class LocalUpdate(Method):
         share = {name: torch.zeros(shape) for name, shape in self.context.shapes.items()}
         for round_, sign in ((ended, 1), (self._in_flight and self._in_flight[1], -1)):
             for name, delta in (round_.delta if round_ else {}).items():
-                share[name] += sign * delta / replicas
+                share[name] += sign * self.context.weight * delta / replicas
         return share
 
     def _choose_next(self, finished: Finished) -> tuple[int, int | None]:

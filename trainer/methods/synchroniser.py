@@ -57,7 +57,7 @@ class Synchroniser:
         return timed_average(
             self.averager,
             context.wan,
-            delta,
+            context.weighted(delta),
             ledger,
             rank=context.rank,
             number=number,
