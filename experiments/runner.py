@@ -29,19 +29,18 @@ from testbed.capture import Capture, capturing, check_links
 from testbed.counters import Counters, Reading
 from testbed.doctor import require_root
 from testbed.errors import NetworkBroke, ProgramFailed
-from testbed.fidelity import CpuTimes, Fidelity, judge
+from testbed.fidelity import Fidelity, MachineState, judge
 from testbed.launch import Program, wait_for_all
 from testbed.machine_lock import MachineLock
 from testbed.network import Network
 from testbed.nodes.namespace import User
 from testbed.probe import Probe, probe
 from testbed.sockets import Flow, SocketWatch
+from testbed.thresholds import OVERRUN_SHARE
 from testbed.topology import Topology
 
 SAMPLE_EVERY_S = 0.5
 STALL_S = 30.0
-OVERRUN_SHARE = 0.05
-"""Paced steps that took more than 5 % longer than their pace; above this share the run is invalid (docs/LOG.md)."""
 
 Progress = Callable[[str, dict[str, Any]], None]
 """Called with what is going on (``up``, ``probe``, ``train``, ...) and facts about it."""
@@ -219,7 +218,7 @@ def _on_network(evidence: Evidence, topology: Topology, user: User) -> None:
             evidence.status = "invalid"
             evidence.reasons += [f"before the run: {p}" for p in evidence.before.problems]
             return
-        cpu = CpuTimes.now()
+        machine = MachineState.now(network.delay_stats(fresh=True))
         with (
             capturing(network, evidence.pcap, evidence.run_dir) as evidence.captures,
             SocketWatch(network, evidence.run_dir / "sockets") as sockets,
@@ -230,13 +229,13 @@ def _on_network(evidence: Evidence, topology: Topology, user: User) -> None:
         evidence.last = counters.read()
         clock.lap("train")
         evidence.fidelity = judge(
-            before=cpu,
-            after=CpuTimes.now(),
-            delay_stats=network.delay_stats(),
+            before=machine,
+            after=MachineState.now(network.delay_stats(fresh=network.delay_alive())),
             delay_alive=network.delay_alive(),
             shortest_delay_ms=min((d.delay_ms for d in network.plan.delays), default=0.0),
             direct_packets={name: reading.direct_packets for name, reading in evidence.last.items()},
             dropped_packets=sum(r.dropped - evidence.first[n].dropped for n, r in evidence.last.items()),
+            backlog_max_bytes=max((reading.backlog for reading in evidence.samples), default=0),
         )
         evidence.reasons += evidence.fidelity.problems
         if network.delay_alive():

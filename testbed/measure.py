@@ -37,9 +37,19 @@ def measure_rtt_ms(network: Network, source: str, target: str) -> float:
 
 
 def measure_goodput_mbps(
-    network: Network, source: str, target: str, *, seconds: int = 1, omit: int = 1, port: int = IPERF_PORT
+    network: Network,
+    source: str,
+    target: str,
+    *,
+    seconds: int = 1,
+    omit: int = 1,
+    port: int = IPERF_PORT,
+    realtime: bool = True,
 ) -> float:
-    """TCP payload rate from one node to another by iperf3, in Mbit/s, its start-up left out."""
+    """TCP payload rate from one node to another by iperf3, in Mbit/s, its start-up left out.
+
+    ``realtime=False`` where many measure at once: they would starve the kernel's own network threads.
+    """
     result = _iperf(
         network,
         source,
@@ -47,23 +57,31 @@ def measure_goodput_mbps(
         port=port,
         options=["-t", str(seconds), "-O", str(omit)],
         seconds=seconds + omit,
+        priority=REALTIME if realtime else (),
     )
     return float(result["end"]["sum_received"]["bits_per_second"]) / 1e6
 
 
 def _iperf(
-    network: Network, source: str, target: str, *, port: int, options: list[str], seconds: int
+    network: Network,
+    source: str,
+    target: str,
+    *,
+    port: int,
+    options: list[str],
+    seconds: int,
+    priority: tuple[str, ...] = REALTIME,
 ) -> dict[str, Any]:
     """Runs iperf3 once between two nodes; its JSON."""
     address = network.plan.node_address[target]
     server = network.nodes[target].start_root(
-        [*REALTIME, "iperf3", "-s", "-1", "-B", address, "-p", str(port)],
+        [*priority, "iperf3", "-s", "-1", "-B", address, "-p", str(port)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     command = [
-        *REALTIME,
+        *priority,
         "iperf3",
         "-J",
         "-c",

@@ -9,14 +9,14 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from mininet.link import Link as MininetLink
 from mininet.net import Mininet
 
 from testbed.attach import describe
 from testbed.doctor import choose_delay, iptables_command
-from testbed.errors import TestbedError
+from testbed.errors import NetworkBroke, TestbedError
 from testbed.nodes.namespace import NamespaceNode, User, check_shell_safe
 from testbed.plan import CONTROL_PORT, CORE, NODE_INTERFACE, NetworkPlan, plan_network
 from testbed.session import Session
@@ -225,12 +225,21 @@ class Network:
                     f" {delay.loss:g}, the kernel reports {delay_ms:g} ms and {loss:g}"
                 )
 
-    def delay_stats(self) -> dict[str, float] | None:
-        """The delay line's latest statistics; None where netem delays (the kernel keeps none)."""
+    def delay_stats(self, *, fresh: bool = False) -> dict[str, Any] | None:
+        """The delay line's latest statistics; None where netem delays (the kernel keeps none).
+
+        ``fresh`` waits for those that were written after the call, half a second at most.
+        """
         if self.delay != "nfqueue":
             return None
-        data: dict[str, float] = json.loads(self.delay_stats_file.read_text(encoding="utf-8"))
-        return data
+        asked = time.monotonic()
+        while True:
+            data: dict[str, Any] = json.loads(self.delay_stats_file.read_text(encoding="utf-8"))
+            if not fresh or data["written"] > asked:
+                return data
+            if not self.delay_alive() or time.monotonic() > asked + READY_TIMEOUT_S:
+                raise NetworkBroke("the delay line gave no statistics: it died or hangs")
+            time.sleep(0.02)
 
     def delay_alive(self) -> bool:
         """False once a delay line has died (its links are dark then)."""

@@ -6,7 +6,7 @@ wait counts from the kernel's own time stamp of a packet, so that a late wake-up
 it. Delay never reorders: with jitter a packet is due no earlier than the one before it. Lost packets are dropped on arrival. STATS (JSON) is rewritten every half second with how
 late packets were released, which is what decides whether a run may be believed.
 
-Standard library only: no binding on PyPI offers both the GSO flag and batch verdicts. Message formats are those
+Nothing from outside the standard library is loaded: no binding on PyPI offers both the GSO flag and batch verdicts. Message formats are those
 of linux/netfilter/nfnetlink_queue.h.
 """
 
@@ -21,6 +21,8 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
+
+from testbed.lateness import Lateness
 
 NETLINK_NETFILTER = 12
 NFNL_SUBSYS_QUEUE = 3
@@ -44,8 +46,6 @@ SPIN_ABOVE_S = 1e-3
 OLDEST_S = 0.1
 """A time stamp further back than this, or ahead of now, is not believed (the wall clock was set)."""
 SO_TIMESTAMP_OLD = 29
-BUCKET_US = 5
-BUCKETS = 20_000  # up to 100 ms; later than that is counted in the last
 
 _HEADER = struct.Struct("=IHHII")
 _ATTR = struct.Struct("=HH")
@@ -78,30 +78,6 @@ def _configure(sock: socket.socket, queue: int, max_packets: int) -> None:
         error = struct.unpack_from("=i", reply, 16)[0] if kind == NLMSG_ERROR else 0
         if error:
             raise OSError(-error, f"NFQUEUE {queue}: {os.strerror(-error)}")
-
-
-class Lateness:
-    """How long after its due time each packet left: a histogram in steps of 5 us."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * BUCKETS
-        self.packets = 0
-        self.max_s = 0.0
-
-    def add(self, late_s: float) -> None:
-        """Counts one packet."""
-        self.counts[min(BUCKETS - 1, int(late_s * 1e6) // BUCKET_US)] += 1
-        self.packets += 1
-        self.max_s = max(self.max_s, late_s)
-
-    def quantile_ms(self, q: float) -> float:
-        """The upper edge of the bucket that holds the quantile, in ms; 0 without packets."""
-        remaining = q * self.packets
-        for bucket, count in enumerate(self.counts):
-            remaining -= count
-            if count and remaining <= 0:
-                return (bucket + 1) * BUCKET_US / 1e3
-        return 0.0
 
 
 class ArrivalClock:
@@ -223,12 +199,10 @@ class DelayLine:
     def write_stats(self) -> None:
         """Replaces the statistics file in one step."""
         data = {
-            "packets": self.lateness.packets,
-            "p50_ms": self.lateness.quantile_ms(0.5),
-            "p99_ms": self.lateness.quantile_ms(0.99),
-            "max_ms": self.lateness.max_s * 1e3,
+            **self.lateness.row(),
             "lost": self.lost,
             "drops": kernel_drops(),
+            "written": time.monotonic(),
             "realtime": os.sched_getscheduler(0) == os.SCHED_FIFO,
         }
         temporary = self.stats.with_suffix(".tmp")

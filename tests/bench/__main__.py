@@ -1,6 +1,6 @@
 """``make bench``: what the testbed reaches here, each figure beside a named rival measured in the same run.
 
-Figures are medians; the machine is named first. Nothing here passes or fails: benchmarks inform, tests decide.
+Figures are medians; the machine is named first. Where a target exists the table says whether it was reached.
 """
 
 import sys

@@ -6,12 +6,15 @@ from pathlib import Path
 
 from mininet.net import Mininet
 from rich.console import Console
-from rich.table import Table
+from verdicts import Verdicts
 
 from testbed.network import Network
 from testbed.topology import topology_from
 
 REPEATS = 3
+UP_S = {8: 2.0, 64: 15.0}
+DOWN_S = 3.0
+MEMORY_MB = 100.0
 
 
 def sized(nodes: int):
@@ -39,29 +42,30 @@ def plain_mininet(nodes: int) -> tuple[float, float]:
     return up, time.monotonic() - began
 
 
+def ours(nodes: int) -> tuple[float, float, float]:
+    """Medians of (up s, down s, resident MB of the delay line or 0)."""
+    ups, downs, memory = [], [], 0.0
+    for _ in range(REPEATS if nodes < 64 else 1):
+        network = Network(sized(nodes))
+        began = time.monotonic()
+        network.__enter__()
+        ups.append(time.monotonic() - began)
+        if network.delay_line:
+            status = Path(f"/proc/{network.delay_line.pid}/status").read_text(encoding="ascii")
+            memory = int(status.partition("VmRSS:")[2].split()[0]) / 1024
+        began = time.monotonic()
+        network.__exit__(None, None, None)
+        downs.append(time.monotonic() - began)
+    return statistics.median(ups), statistics.median(downs), memory
+
+
 def run(console: Console) -> None:
     """Prints the table."""
-    table = Table("nodes", "up s", "down s", "delay line MB", "plain Mininet up s", "down s", box=None)
-    for nodes in (4, 8, 64):
-        ups, downs, memory = [], [], "-"
-        for _ in range(REPEATS if nodes < 64 else 1):
-            network = Network(sized(nodes))
-            began = time.monotonic()
-            network.__enter__()
-            ups.append(time.monotonic() - began)
-            if network.delay_line:
-                status = Path(f"/proc/{network.delay_line.pid}/status").read_text(encoding="ascii")
-                memory = f"{int(status.partition('VmRSS:')[2].split()[0]) / 1024:.0f}"
-            began = time.monotonic()
-            network.__exit__(None, None, None)
-            downs.append(time.monotonic() - began)
+    verdicts = Verdicts()
+    for nodes, up_target_s in UP_S.items():
+        up, down, memory = ours(nodes)
         other_up, other_down = plain_mininet(nodes)
-        table.add_row(
-            str(nodes),
-            f"{statistics.median(ups):.2f}",
-            f"{statistics.median(downs):.2f}",
-            memory,
-            f"{other_up:.2f}",
-            f"{other_down:.2f}",
-        )
-    console.print(table)
+        verdicts.at_most(f"{nodes} nodes up", up_target_s, up, "s", f"{other_up:.2f} s")
+        verdicts.at_most(f"{nodes} nodes down", DOWN_S, down, "s", f"{other_down:.2f} s")
+        verdicts.at_most(f"delay line of {nodes} nodes", MEMORY_MB, memory, "MB", "none")
+    verdicts.show(console, "Mininet, unshaped")

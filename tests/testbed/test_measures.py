@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from testbed.fidelity import CpuTimes, judge
+from testbed import lateness
+from testbed.fidelity import CpuTimes, MachineState, judge, throttled_s
 from testbed.launch import describe_exit
 from testbed.plan import plan_network
 from testbed.probe import AT_ONCE_MBPS, Measured, Probe, batches
-from testbed.shaping.delayline import BUCKET_US, Lateness
 from testbed.sockets import parse_flows
 from testbed.topology import load_topology
 
@@ -85,37 +87,55 @@ def test_pairs_measured_at_once_share_no_site_and_all_are_measured_once(name):
     assert len(groups) == {"home-volunteers": 6, "china-hubs": 6, "two-sites-1gbps": 2}[name]
 
 
-QUIET = {"p50_ms": 0.04, "p99_ms": 0.2, "max_ms": 0.9, "packets": 1000, "drops": 0}
-EMPTY = CpuTimes(0, 0, 0, 0)
+def released(*late_ms: float, drops: int = 0) -> dict:
+    """The statistics of a delay line that released packets so late."""
+    line = lateness.Lateness()
+    for late in late_ms:
+        line.add(late / 1e3)
+    return {**line.row(), "drops": drops}
+
+
+BUSY_BEFORE = (90.0,) * 50  # what happened before the programs started is not theirs
+QUIET = BUSY_BEFORE + (0.04,) * 980 + (0.2,) * 19 + (0.9,)
+
+
+def state(t=0.0, cpu=(0, 0, 0, 0), throttled=0.0, stats=None) -> MachineState:
+    return MachineState(t, CpuTimes(*cpu), throttled, stats or released(*BUSY_BEFORE))
 
 
 def fidelity(**changes):
-    arguments = {
-        "before": EMPTY,
-        "after": CpuTimes(500, 10, 5, 1000),
-        "delay_stats": QUIET,
+    after = {"t": 100.0, "cpu": (500, 10, 5, 1000), "throttled": 0.5, "stats": released(*QUIET)}
+    rest = {
         "delay_alive": True,
         "shortest_delay_ms": 15.0,
         "direct_packets": {"north/up": 0},
         "dropped_packets": 0,
     }
-    return judge(**{**arguments, **changes})
+    after |= {key: changes.pop(key) for key in list(changes) if key in after}
+    return judge(before=state(), after=state(**after), **{**rest, **changes})
 
 
-def test_a_quiet_machine_is_believed():
+def test_a_quiet_machine_is_believed_whatever_happened_before():
     result = fidelity()
     assert result.problems == []
     assert result.cpu_busy_share == 0.5
+    assert result.throttled_share == 0.005
+    assert result.delay_line_packets == 1000
+    assert result.lateness_p50_ms == pytest.approx(0.04, rel=0.07)
+    assert result.lateness_p99_ms == pytest.approx(0.2, rel=0.07)
+    assert result.lateness_max_ms == pytest.approx(0.9, rel=0.07)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"delay_alive": False}, "died"),
-        ({"delay_stats": {**QUIET, "p99_ms": 1.2}}, "late"),
-        ({"delay_stats": {**QUIET, "drops": 3}}, "dropped 3"),
+        ({"stats": released(*QUIET, *[1.3] * 20)}, "late: p99 1."),
+        ({"stats": released(*QUIET, 70.0)}, "late: at worst 7"),
+        ({"stats": released(*QUIET, drops=3)}, "dropped 3"),
         ({"direct_packets": {"north/up": 7}}, "north/up: 7 packets went out unshaped"),
-        ({"after": CpuTimes(500, 10, 100, 1000)}, "hypervisor"),
+        ({"cpu": (500, 10, 100, 1000)}, "hypervisor"),
+        ({"throttled": 2.0}, "quota held this machine back for 2.0 %"),
     ],
 )
 def test_each_broken_promise_is_a_problem(changes, said):
@@ -124,14 +144,38 @@ def test_each_broken_promise_is_a_problem(changes, said):
     assert said in problems[0]
 
 
-def test_lateness_quantiles_are_within_one_bucket_of_the_truth():
-    lateness = Lateness()
+def test_a_lateness_that_a_long_delay_hides_is_allowed():
+    late = released(*QUIET, *[1.3] * 20, 70.0)
+    assert fidelity(stats=late, shortest_delay_ms=100.0).problems == []
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_throttling_is_read_from_the_groups_we_are_in_and_those_above(tmp_path, version):
+    name, nanoseconds = ("cpu,cpuacct/", 1) if version == 1 else ("", 0)
+    for path, seconds in (("", 1), ("a", 2), ("a/b", 4), ("other", 8)):
+        folder = tmp_path / name / path
+        folder.mkdir(parents=True, exist_ok=True)
+        line = f"throttled_time {seconds * 10**9}" if nanoseconds else f"throttled_usec {seconds * 10**6}"
+        (folder / "cpu.stat").write_text(f"nr_periods 1\n{line}\n")
+    membership = "3:cpu,cpuacct:/a/b\n2:memory:/other\n" if version == 1 else "0::/a/b\n"
+    assert throttled_s(membership, tmp_path) == 7
+
+
+@given(st.integers(0, 10**10))
+def test_a_bucket_holds_its_values_to_a_sixteenth(late_us):
+    edge_us = lateness.upper_edge_ms(lateness.bucket(late_us)) * 1e3
+    assert edge_us >= late_us + 0.999 or lateness.bucket(late_us) == lateness.BUCKETS - 1
+    assert edge_us <= late_us * 17 / 16 + 1.001 or late_us < 16
+
+
+def test_quantiles_are_those_of_the_values():
+    line = lateness.Lateness()
     for late_us in range(1000):
-        lateness.add(late_us / 1e6)
-    assert lateness.quantile_ms(0.5) == pytest.approx(0.5, abs=BUCKET_US / 1e3)
-    assert lateness.quantile_ms(0.99) == pytest.approx(0.99, abs=BUCKET_US / 1e3)
-    assert lateness.max_s == pytest.approx(999e-6)
-    assert Lateness().quantile_ms(0.99) == 0.0
+        line.add(late_us / 1e6)
+    assert line.row()["p50_ms"] == pytest.approx(0.5, rel=1 / 16)
+    assert line.row()["p99_ms"] == pytest.approx(0.99, rel=1 / 16)
+    assert line.row()["max_ms"] == pytest.approx(1.0, rel=1 / 16)
+    assert lateness.quantile_ms([], 0.99) == 0.0
 
 
 def test_exit_statuses_are_words():
