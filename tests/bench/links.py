@@ -5,7 +5,6 @@ import re
 import statistics
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -179,7 +178,6 @@ def run(console: Console) -> None:
             "ms",
             f"{abs(other_rtt - rtt_ms):.4g} ms",
         )
-        time.sleep(0.1)
     for load, limit_ms in LATENESS_P99_MS.items():
         if late := lateness_under_load(load):
             verdicts.at_most(f"lateness p99, 1 flow, {load} busy loops", limit_ms, late["p99"], "ms")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import time
@@ -262,7 +263,9 @@ def foreign_things():
     ]
     for command in make:
         subprocess.run(command, check=True, timeout=10)
-    return unmake
+    group = next(p for p in (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")) if p.is_dir()) / "not-ours"
+    group.mkdir()
+    return [*unmake, ["rmdir", str(group)]]
 
 
 @pytest.fixture
@@ -288,25 +291,58 @@ def test_ctrl_c_at_any_moment_leaves_nothing_within_five_seconds(tmp_path, momen
     process.stdout.close()
 
 
-# moments after the start of the command, in seconds: while importing, building, probing, starting, training
-MOMENTS = [0.5, 1.0, 1.4, 1.8, 2.5, 4.5, 7.0, 9.0, 13.0, 16.0]
+def kill_while(kind: str, moment: float, tmp_path: Path, run_file: Path) -> None:
+    """Kills one command with SIGKILL: a run so many seconds after its start, likewise the building of a network, or
+    the taking down of one so many seconds after it was told to go."""
+    run_dir = tmp_path / f"run-{moment}"
+    command = ["run", str(run_file), "-o", str(run_dir)] if kind == "run" else ["up", "two-sites-1gbps"]
+    process = host.start(*command)
+    if kind == "down":
+        assert "is up" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+    time.sleep(moment)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def clean_and_compare(before: dict[str, str], what: str) -> None:
+    cleaned = host.dilocox("clean")
+    assert cleaned.returncode == 0, cleaned.stderr
+    assert host.snapshot() == before, what
+
+
+# seconds: while importing, building, probing, starting, training; then while taking down
+MOMENTS = [("run", moment) for moment in (0.5, 1.0, 1.4, 1.8, 2.5, 4.5, 9.0, 14.0)]
+MOMENTS += [("down", moment) for moment in (0.02, 0.1)]
 
 
 def test_after_sigkill_at_any_moment_clean_restores_the_host_and_touches_nothing_else(tmp_path, foreign):
     run_file = write_run(tmp_path / "run.yaml", train={**SMALL["train"], "steps": 100_000})
-    for moment in MOMENTS:
+    for kind, moment in MOMENTS:
         before = host.snapshot()
-        process = host.start("run", str(run_file), "-o", str(tmp_path / f"run-{moment}"))
-        other = host.start("up", "lan-10g") if moment == MOMENTS[3] else None
-        time.sleep(moment)
-        process.kill()
-        process.wait()
-        cleaned = host.dilocox("clean")
-        assert cleaned.returncode == 0, cleaned.stderr
+        other = host.start("up", "lan-10g") if (kind, moment) == MOMENTS[3] else None
+        kill_while(kind, moment, tmp_path, run_file)
         if other is not None:
+            assert host.dilocox("clean").returncode == 0
             assert other.poll() is None, "clean touched a living session"
             host.stop(other)
-        after = host.snapshot()
-        assert after == before, f"killed after {moment} s"
+            other.stdout.close()
+        clean_and_compare(before, f"{kind} killed after {moment} s")
         assert foreign.poll() is None
     assert "nothing to remove" in host.dilocox("clean").stdout
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_fifty_kills_at_random_moments_of_up_run_and_down_leave_the_host_as_it_was(tmp_path, foreign):
+    run_file = write_run(tmp_path / "run.yaml", train={**SMALL["train"], "steps": 100_000})
+    latest = {"up": 1.6, "run": 15.0, "down": 0.25}
+    moments = random.Random(0)
+    for number in range(50):
+        kind = ("up", "run", "down")[number % 3]
+        before = host.snapshot()
+        moment = round(moments.uniform(0, latest[kind]), 3)
+        kill_while(kind, moment, tmp_path, run_file)
+        clean_and_compare(before, f"number {number}: {kind} killed after {moment} s")
+        assert foreign.poll() is None
