@@ -18,10 +18,10 @@ demo: setup ## the main job: three trainings over an emulated WAN, one report (a
 	$(SUDO) .venv/bin/dilocox sweep experiments/sweeps/quickstart.yaml --resume --retry -o $(DEMO_DIR); \
 	status=$$?; [ -f $(DEMO_DIR)/summary.parquet ] && .venv/bin/dilocox report $(DEMO_DIR); exit $$status
 
-test: setup lint ## lint, types and tests (network tests need root and are skipped with a reason without it)
-	.venv/bin/python -m pytest -m "not long and not vm"
+test: setup lint ## lint, types and tests, netem in a virtual machine among them (without root or Debian those are skipped with a reason)
+	.venv/bin/python -m pytest -m "not long"
 
-test-all: setup lint ## everything, the long tests and the virtual machine too
+test-all: setup lint ## everything, the long tests too
 	.venv/bin/python -m pytest
 
 test-vm: setup ## netem under Debian's stock kernel, in a virtual machine (needs root and Debian; 2 minutes, 4 on a busy machine)

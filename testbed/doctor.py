@@ -152,6 +152,10 @@ def examine() -> list[Check]:
         ("stdbuf", "coreutils"),
     ):
         checks.append(_tool(name, package))
+    tcpdump = shutil.which("tcpdump")
+    checks.append(
+        Check("tool tcpdump", bool(tcpdump), False, tcpdump or "needed for --pcap", "apt-get install tcpdump")
+    )
     if not root or not shutil.which("unshare"):
         return checks
     ok, said = in_scratch(_VETH)

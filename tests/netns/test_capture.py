@@ -132,6 +132,17 @@ def test_a_runs_capture_lies_in_its_folder_belongs_to_its_user_and_is_in_the_rec
     assert sent.iloc[-1] - sent.iloc[0] <= on_wire  # the samples lie within the capture
 
 
+def test_a_network_that_is_up_is_captured_into_the_current_folder_until_it_goes(tmp_path):
+    process = host.start("up", "two-sites-1gbps", "--pcap", "north/up", cwd=tmp_path)
+    assert "is up" in process.stdout.readline()
+    seconds = host.stop(process)
+    told = process.stdout.read()
+    process.stdout.close()
+    assert seconds < 5
+    packets = read_pcap(tmp_path / "north-up.pcap")
+    assert f"{len(packets)} packets in {tmp_path}/north-up.pcap, none was lost by the capture" in told
+
+
 def test_top_shows_from_another_process_what_a_link_carries(tmp_path):
     assert json.loads(host.dilocox("top", "--json", "--every", "0.1").stdout) == []
     script = "sh docs/examples/iperf3.sh -t 8".split()
