@@ -30,7 +30,11 @@ def _contract(network: Network, nodes: list[str], scratch: Path) -> dict[str, di
     """The ``env://`` variables of the nodes that take part: they alone are counted, the first of them leads."""
     master = network.plan.node_address[nodes[0]]
     return {
-        node: {**network.contract(node, rank, len(nodes), scratch), "MASTER_ADDR": master}
+        node: {
+            **network.contract(node, rank, len(nodes), scratch),
+            "MASTER_ADDR": master,
+            "PYTHONUNBUFFERED": "1",  # into a pipe Python writes by blocks: nothing would be seen until the end
+        }
         for rank, node in enumerate(nodes)
     }
 

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import host
@@ -113,3 +114,13 @@ def test_a_program_that_a_signal_ends_counts_as_128_and_the_signal():
     done = host.dilocox("exec", "lan-10g", "--node", "hall-0", "--", "sh", "-c", "kill -15 $$")
     assert done.returncode == 128 + 15
     assert "hall-0: killed by signal 15" in done.stderr
+
+
+def test_what_a_program_says_is_seen_while_it_runs():
+    script = "import time; print('here'); time.sleep(60)"
+    process = host.start("exec", "lan-10g", "--node", "hall-0", "--", sys.executable, "-c", script)
+    began = time.monotonic()
+    assert process.stdout.readline() == "hall-0: here\n"
+    assert host.stop(process) < 5
+    process.stdout.close()
+    assert time.monotonic() - began < 30
