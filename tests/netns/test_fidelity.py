@@ -4,22 +4,24 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
-import pytest
 from test_runs import SMALL, config
 
 from experiments import runner
 
-LOOPS_S = 4.0
+REALTIME_S = 4.0
 PACE = {"mode": "paced", "step_s": 0.4}
 SPIN = "import sys, time\nend = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < end: pass"
 
 
 @contextmanager
-def busy(priority: list[str], count: int, seconds: float) -> Iterator[None]:
-    """So many processes that do nothing but compute, for so long at most."""
-    loops = [subprocess.Popen([*priority, sys.executable, "-c", SPIN, str(seconds)]) for _ in range(count)]
+def overload() -> Iterator[None]:
+    """Many ordinary processes that only compute, and for some seconds real-time ones that stop the delay line."""
+    cores = os.cpu_count() or 1
+    commands = [["chrt", "-f", "60", sys.executable, "-c", SPIN, str(REALTIME_S)]] * cores
+    commands += [[sys.executable, "-c", SPIN, "60"]] * (12 * cores)
+    loops = [subprocess.Popen(command) for command in commands]
     try:
         yield
     finally:
@@ -28,27 +30,19 @@ def busy(priority: list[str], count: int, seconds: float) -> Iterator[None]:
             loop.wait()
 
 
-def run_beside(run_dir, priority: list[str], count: int, seconds: float) -> dict:
-    """An AllReduce run that exchanges all the time; the load starts at its third step."""
-    started = []
+def paced_run(run_dir, on_step=lambda step: None) -> dict:
+    """An AllReduce run, which exchanges all the time."""
 
     def watch(what, facts):
-        if what == "train" and facts.get("step", 0) >= 3 and not started:
-            started.append(busy(priority, count, seconds))
-            started[0].__enter__()
+        if what == "train":
+            on_step(facts.get("step", 0))
 
-    try:
-        paced = config(method={"name": "allreduce"}, compute=PACE, train={**SMALL["train"], "steps": 16})
-        record = runner.run(paced, run_dir, watch)
-    finally:
-        for load in started:
-            load.__exit__(None, None, None)
-    assert started or not count
-    return record
+    paced = config(method={"name": "allreduce"}, compute=PACE, train={**SMALL["train"], "steps": 16})
+    return runner.run(paced, run_dir, watch)
 
 
 def test_a_quiet_machine_yields_a_valid_run_and_says_how_quiet_it_was(tmp_path):
-    record = run_beside(tmp_path / "run", [], 0, 0.0)
+    record = paced_run(tmp_path / "run")
     assert record["status"] == "done", record["reason"]
     watched = record["fidelity"]
     assert watched["problems"] == []
@@ -60,16 +54,18 @@ def test_a_quiet_machine_yields_a_valid_run_and_says_how_quiet_it_was(tmp_path):
         assert watched["lateness_p50_ms"] < watched["lateness_p99_ms"] <= watched["lateness_max_ms"]
 
 
-def test_processes_that_take_the_processors_from_the_trainers_make_a_run_invalid(tmp_path):
-    record = run_beside(tmp_path / "run", [], 12 * (os.cpu_count() or 1), 60.0)
+def test_an_overloaded_machine_makes_a_run_invalid_and_every_reason_is_told(tmp_path):
+    with ExitStack() as stack:
+
+        def start(step: int) -> None:
+            if step >= 3 and not started:
+                started.append(stack.enter_context(overload()))
+
+        started: list[None] = []
+        record = paced_run(tmp_path / "run", start)
+    assert started
     assert record["status"] == "invalid"
     assert record["valid"] is False
     assert "steps took longer than their pace" in record["reason"]
-
-
-def test_processes_that_take_the_processors_from_the_delay_line_make_a_run_invalid(tmp_path):
-    record = run_beside(tmp_path / "run", ["chrt", "-f", "60"], os.cpu_count() or 1, LOOPS_S)
-    if record["links"]["delay"] != "nfqueue":
-        pytest.skip("netem delays here: the kernel's own timers do it")
-    assert record["status"] == "invalid"
-    assert "the delay line released packets late" in record["reason"]
+    if record["links"]["delay"] == "nfqueue":  # with netem the kernel's own timers delay
+        assert "the delay line released packets late" in record["reason"]
