@@ -6,9 +6,9 @@ Changing one needs the distributions of quiet runs in docs/LOG.md.
 LATENESS_P99_MS = 1.0
 """A delay line whose packets leave later than this (or LATENESS_SHARE of the shortest delay, if that is more)."""
 LATENESS_SHARE = 0.02
-LATENESS_MAX_MS = 50.0
+LATENESS_MAX_MS = 25.0
 """One packet later than this (or LATENESS_MAX_SHARE of the shortest delay): a pause that a WAN does not have."""
-LATENESS_MAX_SHARE = 1.0
+LATENESS_MAX_SHARE = 0.5
 STEAL_SHARE = 0.05
 """Time that the hypervisor took from this machine, as a share of all CPU time."""
 THROTTLED_SHARE = 0.01
