@@ -48,6 +48,10 @@ class Exchange:
         with self._lock:
             return self._sent_bytes
 
+    def count(self, sent_bytes: int) -> None:
+        """Count what a collective of torch's own hands over on this group."""
+        self._count(sent_bytes)
+
     def _count(self, sent_bytes: int) -> None:
         with self._lock:
             self._sent_bytes += sent_bytes

@@ -231,6 +231,7 @@ class TrainerConfig(Section):
                 f"parallel.microbatches: found {p.microbatches}, allowed with schedule interleaved a multiple of "
                 f"parallel.stages, which must be at least 2 (it is {p.stages})"
             )
+        self.method.check_run(layers, t.inner)
         if p.schedule == "1f1b" and p.microbatches < p.stages:
             raise ValueError(
                 f"parallel.microbatches: found {p.microbatches}, allowed at least parallel.stages ({p.stages}) "

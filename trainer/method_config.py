@@ -41,11 +41,18 @@ class OverlapConfig(Section):
 
 
 class AllReduceConfig(MethodSection):
-    """Data-parallel baseline; `tuned` is all-to-all + all-gather, `naive` is gloo's own all-reduce."""
+    """Data-parallel baseline; `tuned` is this trainer's own exchange, `naive` gloo's all-reduce.
+
+    Exchange and inner step happen every `accumulate` steps, on the mean of their gradients. `overlap`
+    sends buckets of `bucket_mb` MiB (25 with overlap, otherwise one for all) while backward goes on.
+    """
 
     name: Literal["allreduce"] = "allreduce"
     wire: Literal["fp32", "bf16", "fp16"] = "fp32"
     collective: Literal["tuned", "naive"] = "tuned"
+    accumulate: Count = 1
+    overlap: bool = False
+    bucket_mb: Annotated[float, Field(gt=0)] | None = None
 
 
 class LocalUpdateConfig(MethodSection):
@@ -89,6 +96,20 @@ class OpenDiLoCoConfig(LocalUpdateConfig):
 
 
 @published
+class Intellect1Config(LocalUpdateConfig):
+    """DiLoCo with pseudo-gradients in int8 (arXiv:2412.01152)."""
+
+    name: Literal["intellect1"]
+
+
+@published
+class SparseLoCoConfig(LocalUpdateConfig):
+    """Few values of the pseudo-gradient in two bits, with decaying error feedback (arXiv:2508.15706)."""
+
+    name: Literal["sparse_loco"]
+
+
+@published
 class EagerDiLoCoConfig(LocalUpdateConfig):
     """DiLoCo one round late, the own part of the average used at once (arXiv:2502.12996)."""
 
@@ -114,6 +135,79 @@ class NoLoCoConfig(MethodSection):
     gossip: Annotated[float, Field(gt=0)] = 1.0
 
 
+@published
+class StreamingDiLoCoConfig(MethodSection):
+    """Fragments of `fragment_layers` layers, one at a time, `overlap_steps` (tau) late (arXiv:2501.18512).
+
+    `merge_alpha`: weight of the local weights when a fragment's outer ones arrive.
+    """
+
+    name: Literal["streaming_diloco"]
+    local_steps: Count = 30
+    fragment_layers: Count = 3
+    overlap_steps: Count = 1
+    merge_alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
+    compressor: CompressorConfig = CastCompressor()
+    outer: OuterConfig = NesterovOuter()
+
+    def fragments(self, layers: int) -> int:
+        """How many fragments a model of so many layers has."""
+        return -(-layers // self.fragment_layers)
+
+    def check_run(self, layers: int, inner: str) -> None:
+        """Every fragment has a step of its own to start at, and is over before the next one starts."""
+        fragments = self.fragments(layers)
+        if self.local_steps < fragments:
+            raise ValueError(
+                f"method.local_steps: found {self.local_steps}, allowed at least the number of fragments "
+                f"({fragments}: {layers} layers, {self.fragment_layers} in each)"
+            )
+        if self.overlap_steps > self.local_steps // fragments:
+            raise ValueError(
+                f"method.overlap_steps: found {self.overlap_steps}, allowed at most local_steps // fragments "
+                f"({self.local_steps // fragments})"
+            )
+
+
+@published
+class CocktailSgdConfig(MethodSection):
+    """Compressed differences of local and shared weights, `delay_rounds` late (CocktailSGD, ICML 2023)."""
+
+    name: Literal["cocktail_sgd"]
+    local_steps: Count = 1
+    delay_rounds: Annotated[int, Field(ge=0, le=1, strict=True)] = 1
+    compressor: CompressorConfig = CastCompressor()
+    outer: OuterConfig = SgdOuter()
+
+
+@published
+class DeMoConfig(MethodSection):
+    """The fast part of the momentum, and its sign (arXiv:2411.19870); needs `train.inner: sgd`."""
+
+    name: Literal["demo"]
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    compressor: CompressorConfig = CastCompressor()
+
+    def check_run(self, layers: int, inner: str) -> None:
+        """The sign of the momentum is the step: an adaptive optimiser would normalise it again."""
+        if inner != "sgd":
+            raise ValueError(
+                f"train.inner: found {inner!r}, allowed sgd with method demo, whose momentum and sign take "
+                f"the place of an optimiser"
+            )
+
+
+@published
+class PowerSgdConfig(MethodSection):
+    """torch's PowerSGD hook (arXiv:1905.13727); dense until step `start_iter`."""
+
+    name: Literal["powersgd"]
+    rank: Count = 4
+    start_iter: Annotated[int, Field(ge=2, strict=True)] = 10
+    min_compression_rate: Annotated[float, Field(gt=0)] = 2.0
+    error_feedback: bool = True
+
+
 class CustomConfig(MethodSection):
     """A method from your own module: `path: my_package.my_module:MyMethod`, checked by its `Options`."""
 
@@ -134,8 +228,14 @@ MethodConfig = Annotated[
     | LocalSgdConfig
     | DiLoCoConfig
     | OpenDiLoCoConfig
+    | Intellect1Config
+    | StreamingDiLoCoConfig
     | EagerDiLoCoConfig
     | DiLoCoXConfig
+    | CocktailSgdConfig
+    | SparseLoCoConfig
+    | DeMoConfig
+    | PowerSgdConfig
     | NoLoCoConfig
     | CustomConfig,
     Field(discriminator="name"),

@@ -47,6 +47,8 @@ class Pacer:
         self.overran_steps = 0
         self._behind_s = 0.0
         self._spent_s = 0.0
+        self._started = self._chunk_s = 0.0
+        self._to_compute = self._computed = 0
 
     @classmethod
     def of(cls, config: TrainerConfig) -> Pacer | None:
@@ -64,6 +66,19 @@ class Pacer:
         """Take time that was computed outside a chunk, the loss, from the step's next chunk."""
         self._behind_s += spent_s
         self._spent_s += spent_s
+
+    def begin_chunk(self, started: float, share: float, to_compute: int) -> None:
+        """A chunk began at `started` (perf_counter); if backward, it will compute that many gradients."""
+        self._started, self._chunk_s = started, self.slot_s * share - self._behind_s
+        self._to_compute, self._computed = to_compute, 0
+
+    def computed(self, numel: int) -> None:
+        """Gradients are final: sleep until as much of the chunk's time has passed as it has computed."""
+        self._computed += numel
+        due = self._started + self._chunk_s * min(self._computed / self._to_compute, 1.0)
+        wait_s = due - time.perf_counter()
+        if wait_s > 0:
+            time.sleep(wait_s)
 
     def finish_chunk(self, started: float, share: float) -> None:
         """Sleep until the chunk that began at `started` (perf_counter) has used its share."""
@@ -112,6 +127,7 @@ class CountingStage(PipelineStage):
         )
         self.sent_bytes = 0
         self._ledger, self._bucket, self._pacer = ledger, bucket, pacer
+        self._gradients = sum(parameter.numel() for parameter in module.parameters())
 
     def _send_meta(self, meta: Any, dst_stage: int) -> NoReturn:
         raise RuntimeError("the pipeline's shapes are static: nothing is pickled onto the wire")
@@ -152,6 +168,8 @@ class CountingStage(PipelineStage):
     ) -> Any:
         with self._ledger.span(self._bucket):
             started = time.perf_counter()
+            if self._pacer is not None:
+                self._pacer.begin_chunk(started, share, self._gradients)
             result = run(*args, **kwargs)
             if self._pacer is not None:
                 self._pacer.finish_chunk(started, share)
@@ -208,6 +226,11 @@ class Pipeline:
     def sent_bytes(self) -> int:
         """Activation and gradient bytes handed to the LAN by training steps."""
         return sum(stage.sent_bytes for stage in self._stages)
+
+    def computed(self, numel: int) -> None:
+        """In a backward pass: so many gradients are final, and may be handed over at the pace of compute."""
+        if self.pacer is not None:
+            self.pacer.computed(numel)
 
     def step(self, tokens: Tensor) -> float | None:
         """Forward and backward of uint8 or int64 tokens [batch, seq_len + 1]; gradients add up.

@@ -75,6 +75,8 @@ class Trainer:
             config.seed,
             config.parallel.microbatches,
             config.weight(world.replica),
+            config.model.shape["layers"],
+            self.pipeline.computed,
         )
         self.method = build_method(config, self.context)
         self.progress = resumed.progress if resumed else Progress()

@@ -52,6 +52,8 @@ class Context:
 
     `microbatches`: how often each parameter's gradient grows in one training step. `weight`: this
     replica's share of all tokens times the number of replicas; what it adds to a mean is multiplied by it.
+    `layers`: of the whole
+    model. `computed(numel)`: tells the pace, in the backward pass, that so many gradients are final.
     """
 
     rank: int
@@ -63,6 +65,8 @@ class Context:
     seed: int = 0
     microbatches: int = 1
     weight: float = 1.0
+    layers: int = 1
+    computed: Callable[[int], None] = lambda numel: None
 
     def weighted(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """This replica's part of a mean over replicas; the tensors themselves where all batches are equal."""

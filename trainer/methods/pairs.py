@@ -40,7 +40,7 @@ class PairExchange(Exchange):
 
     def _count(self, sent_bytes: int) -> None:
         super()._count(sent_bytes)
-        self._whole._count(sent_bytes)
+        self._whole.count(sent_bytes)
 
     def gather(self, payload: Tensor, ledger: Ledger) -> list[Tensor]:
         """Both payloads, the lower index first; equally long, uint8."""

@@ -72,6 +72,7 @@ class Synchroniser:
         exposed_comm_s: float,
         delta: Tensors | None = None,
         choose_next: Callable[[Finished], tuple[int, int | None]] | None = None,
+        outer_hash: Callable[[], str] | None = None,
     ) -> None:
         """The outer step of a finished exchange, and its record.
 
@@ -81,6 +82,7 @@ class Synchroniser:
             exposed_comm_s: seconds that training waited for the exchange.
             delta: what the outer optimiser gets, the average where None.
             choose_next: gives the next H, and the effective rank if that was measured.
+            outer_hash: of all outer parameters, where these are a part of them.
         """
         self.outer.apply(finished.averaged.mean if delta is None else delta)
         local_steps, effective_rank = choose_next(finished) if choose_next else (finished.local_steps, None)
@@ -92,7 +94,7 @@ class Synchroniser:
             next_local_steps=local_steps,
             effective_rank=effective_rank,
             outer_lr=self.outer.lr,
-            outer_hash=self.outer.hash(),
+            outer_hash=outer_hash() if outer_hash else self.outer.hash(),
         )
 
     def state_dict(self) -> State:

@@ -36,6 +36,9 @@ class MethodSection(Section):
                 filled[key] = {**default, **written} if same else dict(written)
         return filled
 
+    def check_run(self, layers: int, inner: str) -> None:
+        """Refuse (ValueError, a sentence) a model of so many layers or an inner optimiser that do not go with it."""
+
 
 SectionClass = TypeVar("SectionClass", bound=type[MethodSection])
 
