@@ -106,3 +106,25 @@ def gossip(config: TrainerConfig) -> Callable[[Weights], Rule]:
         return close
 
     return begin
+
+
+def accumulated(config: TrainerConfig) -> tuple[list[float], dict[str, np.ndarray]]:
+    """One process, the global batch, an update after every A-th step with the mean of A gradients."""
+    sampler = Sampler(load_corpus(config.data, config.seed), config.data.seq_len, config.seed)
+    model, steps = whole_model(config), config.train.steps
+    inner = build_inner(dict(model.named_parameters()), config.train)
+    losses, waiting = [], 0
+    for step in range(1, steps + 1):
+        inner.set_learning_rate(learning_rate(step, config.train))
+        tokens = sampler.batch(step, 0, config.parallel.replicas * config.train.batch_size)
+        loss = batch_loss(model, tokens)
+        loss.backward()
+        losses.append(loss.item())
+        waiting += 1
+        if waiting == config.method.accumulate or step == steps:
+            for parameter in model.parameters():
+                parameter.grad /= waiting
+            inner.step()
+            inner.zero_grad()
+            waiting = 0
+    return losses, named(model, list(model.parameters()))

@@ -155,3 +155,54 @@ def test_one_key_of_a_section_is_laid_upon_the_presets(runs):
     assert (changed.method.compressor.name, changed.method.compressor.block) == ("lowrank-int4", 64)
     other = TrainerConfig.model_validate({"method": {"name": "dilocox", "compressor": {"name": "int8"}}})
     assert other.method.compressor.block == 128
+
+
+def test_overlap_with_backward_changes_no_bit(runs):
+    buckets = {"name": "allreduce", "bucket_mb": 0.02}
+    train = {"steps": 5, "grad_clip": 0.5}
+    for accumulate in (1, 2):
+        plainly = runs(method={**buckets, "accumulate": accumulate}, train=train)
+        beside = runs(method={**buckets, "accumulate": accumulate, "overlap": True}, train=train)
+        assert np.array_equal(plainly.losses(), beside.losses())
+        assert plainly.summaries[0]["outer_hash"] == beside.summaries[0]["outer_hash"]
+    whole = runs(method={"name": "allreduce"}, train=train)
+    assert np.array_equal(runs(method=buckets, train=train).losses(), whole.losses()), (
+        "cutting adds nothing up"
+    )
+
+
+def test_overlap_with_backward_hides_the_exchange_under_paced_compute(runs):
+    """Buckets are handed over as backward goes on, so they have arrived when it ends."""
+    run = runs(
+        method={"name": "allreduce", "bucket_mb": 0.02, "overlap": True},
+        compute={"mode": "paced", "step_s": 0.6},
+        train={"steps": 4},
+        parallel={"stages": 1},
+    )
+    plainly = runs(
+        method={"name": "allreduce", "bucket_mb": 0.02}, train={"steps": 4}, parallel={"stages": 1}
+    )
+    assert np.array_equal(run.losses(), plainly.losses())
+
+
+def test_accumulated_steps_are_one_update_with_the_mean_gradient(runs):
+    """7 steps, A = 3: updates after 3, 6 and 7, at those steps' rates; every batch at the weights of its time."""
+    changes = {"train": {"inner": "sgd", "lr": 0.5}}
+    method = {"name": "allreduce", "accumulate": 3}
+    found = runs(method=method, **changes)
+    losses, parameters = plain.accumulated(config_of(method=method, **changes))
+    np.testing.assert_allclose(found.global_losses(), losses, rtol=1e-5)
+    assert_close(found.parameters, parameters, atol=2e-6)
+    sent = [step["payload_bytes"] > 0 for step in found.steps[0]]
+    assert sent == [False, False, True, False, False, True, True]
+    assert [step["tokens"] for step in found.steps[0]] == [128 * n for n in range(1, 8)]
+
+
+def test_powersgd_is_dense_first_and_then_sends_factors(runs):
+    found = runs(method=METHODS["powersgd"])
+    dense = runs(method={"name": "allreduce", "collective": "naive"})
+    np.testing.assert_allclose(found.losses()[:, :4], dense.losses()[:, :4], rtol=1e-5)
+    assert not np.allclose(found.losses()[:, 5:], dense.losses()[:, 5:], rtol=1e-5)
+    sent = [step["payload_bytes"] for step in found.steps[0]]
+    assert sent[:3] == [step["payload_bytes"] for step in dense.steps[0]][:3]
+    assert len(set(sent[3:])) == 1 and sent[3] < sent[0] / 3

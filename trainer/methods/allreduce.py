@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from trainer.method_config import AllReduceConfig
 from trainer.methods.base import Context, Method
 from trainer.methods.buckets import BucketQueue, cut_into_buckets, gradient
+from trainer.metrics import Ledger
 from trainer.state import State, check_keys
 
 
@@ -37,7 +38,7 @@ class AllReduce(Method):
             self._queue = BucketQueue(context, self._buckets, self._mean)
             for bucket in self._buckets:
                 for parameter in bucket.parameters:
-                    parameter.register_post_accumulate_grad_hook(self._count)
+                    parameter.register_post_accumulate_grad_hook(self._count)  # type: ignore[no-untyped-call]
         self._additions: dict[nn.Parameter, int] = {}
 
     def planned_step_bytes(self) -> int:
@@ -84,7 +85,7 @@ class AllReduce(Method):
         """See `state_dict`."""
         check_keys("allreduce", set(state), set())
 
-    def _mean(self, flat: Tensor, ledger: Any) -> Tensor:
+    def _mean(self, flat: Tensor, ledger: Ledger) -> Tensor:
         return self.context.wan.mean(flat, self.config.wire, self.config.collective, ledger)
 
     def _count(self, parameter: Tensor) -> None:

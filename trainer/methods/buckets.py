@@ -40,7 +40,7 @@ def cut_into_buckets(parameters: Mapping[str, nn.Parameter], bucket_mb: float | 
     """
     buckets: list[Bucket] = []
     gathered: list[nn.Parameter] = []
-    for parameter in reversed(parameters.values()):
+    for parameter in reversed(list(parameters.values())):
         gathered.append(parameter)
         if bucket_mb is not None and sum(p.nbytes for p in gathered) >= bucket_mb * MEBIBYTE:
             buckets.append(Bucket(gathered))

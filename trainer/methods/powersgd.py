@@ -62,7 +62,7 @@ class PowerSGD(Method):
             return
         with self.context.ledger.span("compress_s"):
             handed = HandedBucket(self._bucket, self.context.weight)
-            mean = torch_powersgd.powerSGD_hook(self._hook, cast(dist.GradBucket, handed)).wait()
+            mean = torch_powersgd.powerSGD_hook(self._hook, cast(Any, handed)).wait()
             self._bucket.scatter(mean)
 
     def synchronises_after(self, step: int, *, last: bool) -> bool:
@@ -131,7 +131,7 @@ class CountingGroup(dist.ProcessGroup):
     def __init__(
         self, group: dist.ProcessGroup, run: Callable[[list[Tensor], Callable[[], dist.Work]], dist.Work]
     ) -> None:
-        super().__init__(group.rank(), group.size())
+        super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
         self._group, self._run = group, run
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:  # type: ignore[override]
