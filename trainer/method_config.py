@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainer.compressor_config import CastCompressor, CompressorConfig, LowRankCompressor
+from trainer.compressor_config import CastCompressor, CompressorConfig, low_rank_options
 from trainer.config_base import Count, Section
 from trainer.presets import MethodSection, published
 
@@ -65,8 +65,8 @@ class LocalUpdateConfig(MethodSection):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        c = self.compressor
-        if isinstance(c, LowRankCompressor) and c.adaptive and c.min_local_steps > self.local_steps:
+        c = low_rank_options(self.compressor)
+        if c is not None and c.adaptive and c.min_local_steps > self.local_steps:
             raise ValueError(
                 f"compressor.min_local_steps: found {c.min_local_steps}, allowed at most local_steps "
                 f"({self.local_steps})"

@@ -112,10 +112,17 @@ def averaging(replicas: int, compressors: list[dict[str, Any]], rounds: int) -> 
             for number in range(rounds):
                 tensors = {n: random(s.numel(), number, world.replica).view(s) for n, s in SHAPES.items()}
                 feedback = isinstance(averager, ErrorFeedback)
-                owed = dict(averager.residual) if feedback else {}
+                decay = averager.decay if feedback else 0.0
+                owed = {n: decay * r for n, r in averager.residual.items()} if feedback else {}
+                contributed = {}
                 planned, before = averager.planned_bytes(exchange), exchange.sent_bytes
-                averaged = averager.average(tensors, exchange, ledger)
-                sent = torch.cat([averaged.sent[n].reshape(-1) for n in SHAPES])
+                averaged = averager.average(
+                    tensors,
+                    exchange,
+                    ledger,
+                    lambda n, sent, kept=contributed: kept.update({n: sent.clone()}),
+                )
+                sent = torch.cat([contributed[n].reshape(-1) for n in SHAPES])
                 mean = torch.cat([averaged.mean[n].reshape(-1) for n in SHAPES])
                 everybody = exchange.gather(sent.view(torch.uint8), ledger)
                 expected = torch.stack([row.view(torch.float32) for row in everybody]).mean(dim=0)

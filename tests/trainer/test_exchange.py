@@ -32,6 +32,25 @@ COMPRESSORS = [
     {"name": "lowrank", "rank": 3},
     {"name": "lowrank-int4", "rank": 3, "block": 16},
     {"name": "lowrank-int4", "rank": 200, "block": 16},
+    {"name": "int2", "block": 8, "clip_sigma": 2.0},
+    {"name": "fp4", "block": 16, "error_feedback": {"decay": 0.9}},
+    {"name": "sign", "block": 64},
+    {"name": "topk", "k": 5, "chunk": 128},
+    {"name": "randomk", "fraction": 0.2},
+    {"name": "randomk", "fraction": 0.2, "unbiased": True, "error_feedback": False},
+    {"name": "dct", "size": 8, "k": 6, "error_feedback": {"decay": 0.999}},
+    {
+        "name": "chain",
+        "of": [{"name": "randomk"}, {"name": "topk", "k": 20, "chunk": 100}, {"name": "int4", "block": 8}],
+    },
+    {
+        "name": "chain",
+        "of": [{"name": "topk"}, {"name": "int2", "block": 64}],
+        "error_feedback": {"decay": 0.95},
+    },
+    {"name": "chain", "of": [{"name": "lowrank", "rank": 3}, {"name": "fp4", "block": 8}]},
+    {"name": "chain", "of": [{"name": "lowrank", "rank": 3}, {"name": "topk"}, {"name": "int8"}]},
+    {"name": "chain", "of": [{"name": "dct", "size": 8, "k": 9}, {"name": "sign", "block": 8}]},
 ]
 
 

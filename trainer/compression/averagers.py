@@ -1,9 +1,10 @@
-"""Averages of named tensors over replicas through compressed exchanges; error feedback wraps any of them."""
+"""Averages of named tensors over replicas through compressed exchanges."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,17 @@ import torch
 from torch import Tensor
 
 from trainer.collectives import Exchange
-from trainer.compression.quantisers import Quantiser
+from trainer.compression.codec import Codec, Key
 from trainer.metrics import Ledger
-from trainer.state import State, check_keys, take_tensors
+from trainer.state import State, check_keys
 
 Tensors = dict[str, Tensor]
+TakeSent = Callable[[str, Tensor], None]
+"""Is handed what this replica contributed of each tensor, once, before the next; may not keep or change it."""
+
+
+def ignore_sent(name: str, sent: Tensor) -> None:
+    """For callers that need only the mean."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +39,12 @@ class ColumnEnergy:
 
 @dataclass(frozen=True)
 class Averaged:
-    """`mean` is what everybody applies, bit-identical; `sent` is what this replica contributed to it.
+    """`mean` is what everybody applies, bit-identical on all replicas, in memory of its own.
 
     `relative_error` is |input - sent| / |input| over all tensors, 0 where the input is 0.
     """
 
     mean: Tensors
-    sent: Tensors
     relative_error: float
     energy: ColumnEnergy | None = None
 
@@ -57,11 +63,15 @@ class Averager(ABC):
         """What the next `average` will hand to the transport on this member, exactly."""
 
     @abstractmethod
-    def average(self, tensors: Tensors, exchange: Exchange, ledger: Ledger) -> Averaged:
+    def average(
+        self, tensors: Tensors, exchange: Exchange, ledger: Ledger, take_sent: TakeSent = ignore_sent
+    ) -> Averaged:
         """Average over replicas; time outside the transport goes to the ledger's open span.
 
+        Beside the mean, no more than single tensors and payloads are held at a time.
+
         Raises:
-            QuantisationError: a tensor holds a value that cannot be sent.
+            CodecError: a tensor holds a value that cannot be sent; names the tensor.
             RuntimeError: the transport failed.
         """
 
@@ -81,11 +91,26 @@ class Averager(ABC):
         """Use this rank from the next exchange on; averagers without factors ignore it."""
 
 
-def relative_error(tensors: Tensors, sent: Tensors) -> float:
-    """|tensors - sent| / |tensors| over all of them, 0 where the input is 0."""
-    error = sum(float((tensors[name] - sent[name]).double().square().sum()) for name in tensors)
-    size = sum(float(tensor.double().square().sum()) for tensor in tensors.values())
-    return float((error / size) ** 0.5) if size else 0.0
+class ErrorMeter:
+    """Adds up |input - sent|^2 and |input|^2 in fp64, tensor by tensor."""
+
+    def __init__(self) -> None:
+        self._error = self._size = 0.0
+
+    def add(self, tensor: Tensor, sent: Tensor) -> None:
+        """Take in one tensor and what was sent of it."""
+        self._error += squared_norm(tensor - sent)
+        self._size += squared_norm(tensor)
+
+    @property
+    def relative(self) -> float:
+        """|input - sent| / |input|, 0 where the input is 0."""
+        return math.sqrt(self._error / self._size) if self._size else 0.0
+
+
+def squared_norm(tensor: Tensor) -> float:
+    """Sum of squares, accumulated in fp64."""
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
 
 
 class MeanAverager(Averager):
@@ -95,38 +120,89 @@ class MeanAverager(Averager):
         """Two passes of shards; see `Exchange.planned_mean_bytes`."""
         return exchange.planned_mean_bytes(sum(s.numel() for s in self.shapes.values()), "fp32", "tuned")
 
-    def average(self, tensors: Tensors, exchange: Exchange, ledger: Ledger) -> Averaged:
+    def average(
+        self, tensors: Tensors, exchange: Exchange, ledger: Ledger, take_sent: TakeSent = ignore_sent
+    ) -> Averaged:
         """See the base class."""
         flat = torch.cat([tensors[name].reshape(-1) for name in self.shapes])
         mean = exchange.mean(flat, "fp32", "tuned", ledger)
         pieces = torch.split(mean, [shape.numel() for shape in self.shapes.values()])
         named = {n: p.view(s) for (n, s), p in zip(self.shapes.items(), pieces, strict=True)}
-        return Averaged(named, tensors, 0.0)
+        for name in self.shapes:
+            take_sent(name, tensors[name])
+        return Averaged(named, 0.0)
 
 
-class QuantisedAverager(Averager):
-    """One gather of quantised tensors, averaged in fp32 in rank order."""
+class CodecAverager(Averager):
+    """One gather of encoded tensors, decoded and averaged in fp32 in rank order."""
 
-    def __init__(self, shapes: Mapping[str, torch.Size], quantiser: Quantiser) -> None:
+    def __init__(self, shapes: Mapping[str, torch.Size], codec: Codec) -> None:
         super().__init__(shapes)
-        self.quantiser = quantiser
+        self.codec = codec
+        self._round = 0
+
+    def state_dict(self) -> State:
+        """How many exchanges there were: codecs that draw at random draw from it."""
+        return {"round": self._round}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See the base class."""
+        check_keys("averager", set(state), {"round"})
+        self._round = int(state["round"])
 
     def planned_bytes(self, exchange: Exchange) -> int:
         """One payload with every tensor in it, to each of the others."""
-        return exchange.planned_gather_bytes(sum(map(self.quantiser.nbytes, self.shapes.values())))
+        return exchange.planned_gather_bytes(sum(map(self.codec.nbytes, self.shapes.values())))
 
-    def average(self, tensors: Tensors, exchange: Exchange, ledger: Ledger) -> Averaged:
+    def average(
+        self, tensors: Tensors, exchange: Exchange, ledger: Ledger, take_sent: TakeSent = ignore_sent
+    ) -> Averaged:
         """See the base class."""
-        payload = torch.cat([self.quantiser.compress(tensors[name], name) for name in self.shapes])
-        decoded = [self._unpack(p) for p in exchange.gather(payload, ledger)]
-        sent = decoded[exchange.index]
-        mean = {name: mean_in_rank_order([tensors[name] for tensors in decoded]) for name in self.shapes}
-        return Averaged(mean, sent, relative_error(tensors, sent))
+        self._round += 1
+        ordered = {name: tensors[name] for name in self.shapes}
+        gathered = Gathered(self.codec, ordered, self._round, exchange, ledger)
+        meter, mean = ErrorMeter(), {}
+        for name, everybody in gathered.decoded():
+            sent = everybody[exchange.index]
+            meter.add(tensors[name], sent)
+            take_sent(name, sent)
+            mean[name] = mean_in_rank_order(everybody)
+        return Averaged(mean, meter.relative)
 
-    def _unpack(self, payload: Tensor) -> Tensors:
-        pieces = torch.split(payload, [self.quantiser.nbytes(shape) for shape in self.shapes.values()])
-        named = zip(self.shapes.items(), pieces, strict=True)
-        return {name: self.quantiser.decompress(piece, shape) for (name, shape), piece in named}
+
+class Gathered:
+    """Encoded tensors of everybody, and `extra` bytes of everybody behind them."""
+
+    def __init__(
+        self,
+        codec: Codec,
+        tensors: Tensors,
+        number: int,
+        exchange: Exchange,
+        ledger: Ledger,
+        *,
+        extra: Tensor | None = None,
+    ) -> None:
+        self._codec, self._number = codec, number
+        self._shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        own = [codec.encode(tensor, Key(name, number)) for name, tensor in tensors.items()]
+        self._encoded_bytes = sum(part.numel() for part in own)
+        payload = torch.cat(own if extra is None else [*own, extra]) if own else torch.empty(0).byte()
+        del own
+        self._payloads = exchange.gather(payload, ledger)
+
+    def decoded(self) -> Iterator[tuple[str, list[Tensor]]]:
+        """Tensor by tensor, everybody's in rank order; decoded as they are asked for."""
+        start = 0
+        for name, shape in self._shapes.items():
+            end = start + self._codec.nbytes(shape)
+            key = Key(name, self._number)
+            yield name, [self._codec.decode(payload[start:end], shape, key) for payload in self._payloads]
+            start = end
+
+    def extras(self) -> list[Tensor]:
+        """Everybody's extra bytes, in rank order."""
+        return [payload[self._encoded_bytes :] for payload in self._payloads]
 
 
 def mean_in_rank_order(tensors: list[Tensor]) -> Tensor:
@@ -134,45 +210,4 @@ def mean_in_rank_order(tensors: list[Tensor]) -> Tensor:
     total = tensors[0].clone()
     for tensor in tensors[1:]:
         total += tensor
-    return total / len(tensors)
-
-
-class ErrorFeedback(Averager):
-    """Sends input + residual and keeps what was not sent as the next residual (arXiv:1901.09847).
-
-    Invariant: sent + residual = input + previous residual, to fp32 rounding.
-    """
-
-    def __init__(self, inner: Averager) -> None:
-        super().__init__(inner.shapes)
-        self.inner = inner
-        self.residual: Tensors = {name: torch.zeros(shape) for name, shape in inner.shapes.items()}
-
-    def state_dict(self) -> State:
-        """The residual, and the wrapped averager's state."""
-        return {"residual": dict(self.residual), "inner": self.inner.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See the base class."""
-        self.residual = take_tensors("error feedback", state["residual"], self.shapes)
-        self.inner.load_state_dict(state["inner"])
-
-    @property
-    def rank(self) -> int | None:  # type: ignore[override]
-        """The wrapped averager's."""
-        return self.inner.rank
-
-    def set_rank(self, rank: int) -> None:
-        """Hand on to the wrapped averager."""
-        self.inner.set_rank(rank)
-
-    def planned_bytes(self, exchange: Exchange) -> int:
-        """The wrapped averager's: feedback sends nothing of its own."""
-        return self.inner.planned_bytes(exchange)
-
-    def average(self, tensors: Tensors, exchange: Exchange, ledger: Ledger) -> Averaged:
-        """See the base class; `relative_error` is that of input + residual."""
-        wanted = {name: tensors[name] + self.residual[name] for name in self.shapes}
-        averaged = self.inner.average(wanted, exchange, ledger)
-        self.residual = {name: wanted[name] - averaged.sent[name] for name in self.shapes}
-        return averaged
+    return total.div_(len(tensors))

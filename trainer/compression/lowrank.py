@@ -13,14 +13,18 @@ from trainer.compression.averagers import (
     Averaged,
     Averager,
     ColumnEnergy,
+    ErrorMeter,
+    Gathered,
+    TakeSent,
     Tensors,
+    ignore_sent,
     mean_in_rank_order,
-    relative_error,
+    squared_norm,
 )
-from trainer.compression.quantisers import Quantiser
+from trainer.compression.codec import Codec, raw_bytes
 from trainer.metrics import Ledger
 from trainer.model import named_generator
-from trainer.state import State, take_tensors
+from trainer.state import State, check_keys, take_tensors
 
 
 def is_low_rank(shape: torch.Size, rank: int) -> bool:
@@ -31,30 +35,31 @@ def is_low_rank(shape: torch.Size, rank: int) -> bool:
 class LowRankAverager(Averager):
     """Reconstruction of DiLoCoX's compression (arXiv:2506.21263, of which only the abstract was at hand).
 
-    PowerSGD (arXiv:1905.13727) with quantised factors. For each matrix M_i [m, n] of replica i and a
+    PowerSGD (arXiv:1905.13727) with encoded factors. For each matrix M_i [m, n] of replica i and a
     warm-started Q [n, r] that all replicas share:
 
-    1. P_i = M_i Q, gathered quantised; P^ = an orthonormal basis of the mean of the dequantised P_i.
-    2. Q_i = M_i^T P^, gathered quantised. Replica i sent P^ dq(Q_i)^T; the mean is P^ (mean dq(Q_i))^T,
+    1. P_i = M_i Q, gathered encoded; P^ = an orthonormal basis of the mean of the decoded P_i.
+    2. Q_i = M_i^T P^, gathered encoded. Replica i sent P^ dq(Q_i)^T; the mean is P^ (mean dq(Q_i))^T,
        and mean dq(Q_i) is the next round's Q.
 
-    Tensors that are not matrices, or whose factors would be no smaller, travel quantised in the first
+    Tensors that are not matrices, or whose factors would be no smaller, travel encoded in the first
     payload. Choices where the sources are silent: Q's columns are normalised before use, and the factors
-    are quantised column by column, so that weak columns keep their own block scales; a column of Q that
+    are encoded column by column, so that weak columns keep their own block scales; a column of Q that
     died is replaced by a seeded one; resizing keeps the strongest columns and adds seeded ones.
 
-    `average` also reports the energy the factors captured, from everybody's dequantised Q_i and the
+    `average` also reports the energy the factors captured, from everybody's decoded Q_i and the
     squared norms of everybody's M_i, one fp64 that travels in the second payload and is counted.
     """
 
     rank: int
 
-    def __init__(self, shapes: Mapping[str, torch.Size], quantiser: Quantiser, rank: int, seed: int) -> None:
+    def __init__(self, shapes: Mapping[str, torch.Size], codec: Codec, rank: int, seed: int) -> None:
         super().__init__(shapes)
-        self.quantiser = quantiser
+        self.codec = codec
         self.rank = rank
         self._seed = seed
         self._draws = 0
+        self._round = 0
         self._q: Tensors = {}
         self.set_rank(rank)
 
@@ -72,12 +77,13 @@ class LowRankAverager(Averager):
         self._q = kept
 
     def state_dict(self) -> State:
-        """The warm Q, its rank, and how many seeded draws there were."""
-        return {"q": dict(self._q), "rank": self.rank, "draws": self._draws}
+        """The warm Q, its rank, and how many seeded draws and exchanges there were."""
+        return {"q": dict(self._q), "rank": self.rank, "draws": self._draws, "round": self._round}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See the base class."""
-        self.rank, self._draws = int(state["rank"]), int(state["draws"])
+        check_keys("low-rank averager", set(state), {"q", "rank", "draws", "round"})
+        self.rank, self._draws, self._round = (int(state[key]) for key in ("rank", "draws", "round"))
         wanted = {name: torch.Size((self.shapes[name][1], self.rank)) for name in self._matrices()}
         self._q = take_tensors("low-rank averager", state["q"], wanted)
 
@@ -102,39 +108,49 @@ class LowRankAverager(Averager):
 
     def planned_bytes(self, exchange: Exchange) -> int:
         """Both payloads, to each of the others."""
-        first = sum(map(self.quantiser.nbytes, self._first_payload().values()))
+        first = sum(map(self.codec.nbytes, self._first_payload().values()))
         planned = exchange.planned_gather_bytes(first)
         if second := self._second_payload():
-            planned += exchange.planned_gather_bytes(sum(map(self.quantiser.nbytes, second.values())) + 8)
+            planned += exchange.planned_gather_bytes(sum(map(self.codec.nbytes, second.values())) + 8)
         return planned
 
-    def average(self, tensors: Tensors, exchange: Exchange, ledger: Ledger) -> Averaged:
+    def average(
+        self, tensors: Tensors, exchange: Exchange, ledger: Ledger, take_sent: TakeSent = ignore_sent
+    ) -> Averaged:
         """See the class and the base class."""
+        self._round += 1
         matrices = self._matrices()
         first = {name: (tensors[name] @ self._direction(name)).T for name in matrices}
         first |= {name: tensors[name] for name in self._plain()}
-        gathered = self._gather(first, self._first_payload(), b"", exchange, ledger)[0]
-        sent = {name: gathered[exchange.index][name] for name in self._plain()}
-        mean = {name: mean_in_rank_order([g[name] for g in gathered]) for name in self._plain()}
+        gathered = Gathered(self.codec, first, self._round, exchange, ledger)
+        meter, mean = ErrorMeter(), {}
+        basis: Tensors = {}
+        for name, everybody in gathered.decoded():
+            average = mean_in_rank_order(everybody)
+            if is_low_rank(self.shapes[name], self.rank):
+                basis[name] = torch.linalg.qr(average.T).Q
+                continue
+            mean[name] = average
+            meter.add(tensors[name], everybody[exchange.index])
+            take_sent(name, everybody[exchange.index])
         if not matrices:
-            return Averaged(mean, sent, relative_error(tensors, sent))
+            return Averaged(mean, meter.relative)
 
-        basis = {
-            name: torch.linalg.qr(mean_in_rank_order([g[name] for g in gathered]).T).Q for name in matrices
-        }
         second = {name: (tensors[name].T @ basis[name]).T for name in matrices}
-        total = sum(float(tensors[name].double().square().sum()) for name in matrices)
-        extra = torch.tensor([total], dtype=torch.float64).numpy().tobytes()
-        factors, totals = self._gather(second, self._second_payload(), extra, exchange, ledger)
+        total = sum(squared_norm(tensors[name]) for name in matrices)
+        extra = raw_bytes(torch.tensor([total], dtype=torch.float64))
+        gathered = Gathered(self.codec, second, self._round, exchange, ledger, extra=extra)
         columns = torch.zeros(self.rank, dtype=torch.float64)
-        for name in matrices:
-            self._q[name] = mean_in_rank_order([f[name] for f in factors]).T.contiguous()
+        for name, everybody in gathered.decoded():
+            self._q[name] = mean_in_rank_order(everybody).T.contiguous()
             mean[name] = basis[name] @ self._q[name].T
-            sent[name] = basis[name] @ factors[exchange.index][name]
-            energy = torch.stack([f[name].double().square().sum(dim=1) for f in factors]).mean(dim=0)
+            sent = basis[name] @ everybody[exchange.index]
+            meter.add(tensors[name], sent)
+            take_sent(name, sent)
+            energy = torch.stack([f.double().square().sum(dim=1) for f in everybody]).mean(dim=0)
             columns += energy.sort(descending=True).values
-        mean_total = sum(totals) / len(totals)
-        return Averaged(mean, sent, relative_error(tensors, sent), ColumnEnergy(columns, mean_total))
+        totals = [float(extra.clone().view(torch.float64)) for extra in gathered.extras()]
+        return Averaged(mean, meter.relative, ColumnEnergy(columns, sum(totals) / len(totals)))
 
     def _direction(self, name: str) -> Tensor:
         """Q with unit columns; dead ones are replaced."""
@@ -147,24 +163,3 @@ class LowRankAverager(Averager):
             norms = q.norm(dim=0)
         unit: Tensor = q / norms
         return unit
-
-    def _gather(
-        self,
-        tensors: Tensors,
-        shapes: dict[str, torch.Size],
-        extra: bytes,
-        exchange: Exchange,
-        ledger: Ledger,
-    ) -> tuple[list[Tensors], list[float]]:
-        """Everybody's dequantised tensors, and everybody's fp64 in `extra` if there is one."""
-        parts = [self.quantiser.compress(tensors[name], name) for name in shapes]
-        parts += [torch.frombuffer(bytearray(extra), dtype=torch.uint8)] if extra else []
-        lengths = [part.numel() for part in parts]
-        decoded: list[Tensors] = []
-        extras: list[float] = []
-        for payload in exchange.gather(torch.cat(parts), ledger):
-            pieces = torch.split(payload, lengths)
-            named = zip(shapes.items(), pieces, strict=False)
-            decoded.append({n: self.quantiser.decompress(piece, shape) for (n, shape), piece in named})
-            extras += [float(pieces[-1].clone().view(torch.float64)[0])] if extra else []
-        return decoded, extras

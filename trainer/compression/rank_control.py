@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.compressor_config import LowRankCompressor
+from trainer.compressor_config import LowRankOptions
 from trainer.state import State
 
 
@@ -26,7 +26,7 @@ class RankControl:
     All ranks must observe the same values; they then hold the same rank and H.
     """
 
-    def __init__(self, config: LowRankCompressor, local_steps: int) -> None:
+    def __init__(self, config: LowRankOptions, local_steps: int) -> None:
         self._config = config
         self._first_local_steps = local_steps
         self._recent = deque([config.rank] * config.window, maxlen=config.window)

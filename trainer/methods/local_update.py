@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainer.compression import build_averager
 from trainer.compression.rank_control import RankControl
-from trainer.compressor_config import LowRankCompressor
+from trainer.compressor_config import low_rank_options
 from trainer.method_config import LocalUpdateConfig
 from trainer.methods.base import Context, Method, copy_into
 from trainer.methods.synchroniser import Background, Finished, Synchroniser
@@ -67,10 +67,10 @@ class LocalUpdate(Method):
         self._ended: Ended | None = None
         self._in_flight: tuple[Future[Finished], Ended] | None = None
         self._background = Background(context) if self._delayed else None
-        compressor = config.compressor
+        low_rank = low_rank_options(config.compressor)
         self._control: RankControl | None = None
-        if isinstance(compressor, LowRankCompressor) and compressor.adaptive:
-            self._control = RankControl(compressor, config.local_steps)
+        if low_rank is not None and low_rank.adaptive:
+            self._control = RankControl(low_rank, config.local_steps)
 
     def planned_step_bytes(self) -> int:
         """Nothing travels in a step; see the rounds."""
