@@ -18,6 +18,24 @@ METHODS: dict[str, dict[str, Any]] = {
     "diloco": DILOCO,
     "diloco int4": {**DILOCO, "compressor": {"name": "int4", "block": 32}},
     "opendiloco": {"name": "opendiloco", "local_steps": 2},
+    "intellect1": {"name": "intellect1", "local_steps": 2},
+    "streaming_diloco": {
+        "name": "streaming_diloco",
+        "local_steps": 3,
+        "fragment_layers": 1,
+        "overlap_steps": 1,
+    },
+    "streaming_diloco late": {
+        "name": "streaming_diloco",
+        "local_steps": 4,
+        "fragment_layers": 2,
+        "overlap_steps": 2,
+        "merge_alpha": 0.0,
+    },
+    "cocktail_sgd": {"name": "cocktail_sgd"},
+    "cocktail_sgd synchronous": {"name": "cocktail_sgd", "local_steps": 2, "delay_rounds": 0},
+    "sparse_loco": {"name": "sparse_loco", "local_steps": 2},
+    "demo": {"name": "demo", "compressor": {"size": 16, "k": 8}},
     "eager_diloco": {"name": "eager_diloco", "local_steps": 2},
     "dilocox": DILOCOX,
     "dilocox synchronous": {**DILOCOX, "overlap": {"delay_rounds": 0}},
@@ -26,3 +44,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "noloco int4": {"name": "noloco", "local_steps": 2, "compressor": {"name": "int4", "block": 32}},
 }
 NO_CONSENSUS = {"eager_diloco", "dilocox eager", "noloco", "noloco int4"}
+
+
+def changes(name: str) -> dict[str, Any]:
+    """What `runs` takes for a method, with the inner optimiser that it needs."""
+    method = METHODS[name]
+    return (
+        {"method": method, "train": {"inner": "sgd", "lr": 0.001}} if name == "demo" else {"method": method}
+    )

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 import reference
-from methods_under_test import ALLREDUCE, DILOCO, DILOCOX, METHODS, NO_CONSENSUS
+from methods_under_test import ALLREDUCE, DILOCO, DILOCOX, METHODS, NO_CONSENSUS, changes
 from trainings import TINY, Run, Runs, merged
 
 from trainer.config import TrainerConfig
 
-CONSENSUS = {name: method for name, method in METHODS.items() if name not in NO_CONSENSUS}
+CONSENSUS = [name for name in METHODS if name not in NO_CONSENSUS]
 
 
-@pytest.fixture(params=METHODS.values(), ids=METHODS.keys())
+@pytest.fixture(params=METHODS)
 def run(request: pytest.FixtureRequest, runs: Runs) -> Run:
-    return runs(method=request.param)
+    return runs(**changes(request.param))
 
 
 def config_of(**changes):
@@ -124,9 +124,9 @@ def test_law_5_pipeline_payload_is_activations_and_their_gradients(runs):
     assert {s["lan_payload_bytes"] for steps in run.steps for s in steps} == {activation}
 
 
-@pytest.mark.parametrize("method", CONSENSUS.values(), ids=CONSENSUS.keys())
-def test_law_6_replicas_hold_identical_outer_parameters_after_every_round(runs, method):
-    run = runs(method=method)
+@pytest.mark.parametrize("name", CONSENSUS)
+def test_law_6_replicas_hold_identical_outer_parameters_after_every_round(runs, name):
+    run = runs(**changes(name))
     for stage in range(run.stages):
         peers = [stage + replica * run.stages for replica in range(run.replicas)]
         assert len({run.summaries[rank]["outer_hash"] for rank in peers}) == 1

@@ -39,6 +39,7 @@ class CocktailSGD(Method):
         self._background = Background(context) if config.delay_rounds else None
         self._pending: Tensors | None = None
         self._pending_steps = 0
+        self._sent: Tensors = {}
         self._in_flight: Future[Finished] | None = None
         self.round = 1
         self._steps_in_round = 0
@@ -81,7 +82,7 @@ class CocktailSGD(Method):
         self._pending = None
         self.round += 1
         self._in_flight = self._background.launch(
-            lambda ledger: self.synchroniser.exchange(delta, number, steps, ledger)
+            lambda ledger: self.synchroniser.exchange(delta, number, steps, ledger, self._sent.__setitem__)
         )
 
     def drain(self, step: int) -> None:
@@ -114,14 +115,15 @@ class CocktailSGD(Method):
         if self._pending is None:
             return
         delta, self._pending = self._pending, None
-        finished = self.synchroniser.exchange(delta, self.round, self._pending_steps, self.context.ledger)
+        finished = self.synchroniser.exchange(
+            delta, self.round, self._pending_steps, self.context.ledger, self._sent.__setitem__
+        )
         self.round += 1
         self._apply(finished, step, finished.comm_s)
 
     def _apply(self, finished: Finished, step: int, exposed_comm_s: float) -> None:
         before = {name: theta.clone() for name, theta in self.outer_parameters.items()}
         self.synchroniser.apply(finished, step, exposed_comm_s=exposed_comm_s)
-        sent = finished.averaged.sent
         with torch.no_grad():
             for name, theta in self.outer_parameters.items():
-                self.context.parameters[name].add_(sent[name] + (theta - before[name]))
+                self.context.parameters[name].add_(self._sent[name] + (theta - before[name]))

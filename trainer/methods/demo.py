@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from trainer.compression import build_averager
+from trainer.compression import ErrorFeedback, build_averager
 from trainer.method_config import DeMoConfig
 from trainer.methods.base import Context, Method
 from trainer.methods.buckets import gradient
-from trainer.state import State, take_tensors
+from trainer.state import State
 
 
 class DeMo(Method):
@@ -19,7 +17,8 @@ class DeMo(Method):
     of m; m <- m - q; all q are gathered and averaged; the weights move by lr times the sign of the mean.
 
     The sign is handed to the inner optimiser as the gradient, which must be plain SGD (`train.inner:
-    sgd`). What has not been sent stays in m: sum of all q sent + m = decayed sum of all gradients.
+    sgd`). What has not been sent stays in m: which is error feedback with a
+    decay.
 
     Reconstruction: weight decay is the inner optimiser's, and plain SGD here has none; `compressor` may
     be any, the source's is DCT blocks of 64 with k = 32.
@@ -27,23 +26,21 @@ class DeMo(Method):
 
     def __init__(self, config: DeMoConfig, context: Context) -> None:
         super().__init__(context)
-        self._decay = config.momentum
-        self._averager = build_averager(config.compressor, context.shapes, context.seed)
-        self._momentum = {name: torch.zeros(shape) for name, shape in context.shapes.items()}
+        averager = build_averager(config.compressor, context.shapes, context.seed)
+        self._momentum = ErrorFeedback(averager, config.momentum)
 
     def planned_step_bytes(self) -> int:
         """What the averager sends."""
-        return self._averager.planned_bytes(self.context.wan)
+        return self._momentum.planned_bytes(self.context.wan)
 
     def average_gradients(self) -> None:
         """Gradient <- sign of the mean of what everybody sent."""
+        parameters = self.context.parameters
         with self.context.ledger.span("compress_s"):
-            for name, parameter in self.context.parameters.items():
-                self._momentum[name] = self._decay * self._momentum[name] + gradient(parameter)
-            averaged = self._averager.average(self._momentum, self.context.wan, self.context.ledger)
-            for name, parameter in self.context.parameters.items():
-                self._momentum[name] = self._momentum[name] - averaged.sent[name]
-                gradient(parameter).copy_(averaged.mean[name].sign())
+            gradients = {name: gradient(parameter) for name, parameter in parameters.items()}
+            averaged = self._momentum.average(gradients, self.context.wan, self.context.ledger)
+            for name, own in gradients.items():
+                own.copy_(averaged.mean[name].sign())
 
     def synchronises_after(self, step: int, *, last: bool) -> bool:
         """After every step: replicas never differ."""
@@ -51,9 +48,8 @@ class DeMo(Method):
 
     def state_dict(self) -> State:
         """Momentum and the averager's state."""
-        return {"momentum": dict(self._momentum), "averager": self._averager.state_dict()}
+        return self._momentum.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See the base class."""
-        self._momentum = take_tensors("momentum", state["momentum"], self.context.shapes)
-        self._averager.load_state_dict(state["averager"])
+        self._momentum.load_state_dict(state)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trainer.collectives import Exchange
 from trainer.compression import Averaged, Averager
+from trainer.compression.averagers import TakeSent, ignore_sent
 from trainer.method_config import NesterovOuter, SgdOuter
 from trainer.methods.base import Context, ExchangeError, RoundRecord
 from trainer.metrics import Ledger, difference
@@ -51,7 +52,14 @@ class Synchroniser:
         self.averager = averager
         self.outer = OuterOptimizer(parameters, outer)
 
-    def exchange(self, delta: Tensors, number: int, local_steps: int, ledger: Ledger) -> Finished:
+    def exchange(
+        self,
+        delta: Tensors,
+        number: int,
+        local_steps: int,
+        ledger: Ledger,
+        take_sent: TakeSent = ignore_sent,
+    ) -> Finished:
         """`timed_average` of `delta` over all replicas."""
         context = self.context
         return timed_average(
@@ -62,6 +70,7 @@ class Synchroniser:
             rank=context.rank,
             number=number,
             local_steps=local_steps,
+            take_sent=take_sent,
         )
 
     def apply(
@@ -145,6 +154,7 @@ def timed_average(
     rank: int,
     number: int,
     local_steps: int,
+    take_sent: TakeSent = ignore_sent,
 ) -> Finished:
     """Average `delta` over an exchange's members; may run in another thread with a ledger of its own.
 
@@ -156,7 +166,7 @@ def timed_average(
         planned = averager.planned_bytes(exchange)
         rank_r = averager.rank
         with ledger.span("compress_s"):
-            averaged = averager.average(delta, exchange, ledger)
+            averaged = averager.average(delta, exchange, ledger, take_sent)
     except (RuntimeError, ValueError) as error:
         raise ExchangeError(f"rank {rank}, round {number}: exchange failed: {error}") from error
     spent = difference(ledger.read(), before)
