@@ -425,6 +425,28 @@ for reading in (commands_results.results, commands_results.report, commands_resu
     app.command()(reading)
 
 
+@app.command()
+def methods(
+    model: Annotated[str, typer.Option(help="a model preset")] = "decoder-1m",
+    replicas: Annotated[int, typer.Option(min=1, help="D, the replicas that must agree")] = 2,
+    stages: Annotated[int, typer.Option(min=1, help="M, pipeline stages of a replica")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON list")] = False,
+) -> None:
+    """What every method does and sends, nothing run. Example: dilocox methods --model decoder-4m --replicas 4"""
+    from experiments.methods_table import method_rows, table  # noqa: PLC0415
+
+    rows = method_rows(model, replicas, stages)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    out.print(table(rows, out.width))
+    out.print(
+        f"Payload that a replica of {model} sends to the others ({replicas} in all), mean over replicas;"
+        " defaults of the sources.",
+        soft_wrap=True,
+    )
+
+
 def _print_record(record: dict[str, Any], run_dir: Path) -> None:
     totals = record["totals"]
     out.print(

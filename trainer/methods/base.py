@@ -52,8 +52,8 @@ class Context:
 
     `microbatches`: how often each parameter's gradient grows in one training step. `weight`: this
     replica's share of all tokens times the number of replicas; what it adds to a mean is multiplied by it.
-    `layers`: of the whole
-    model. `computed(numel)`: tells the pace, in the backward pass, that so many gradients are final.
+    `layers`: of the whole model. `computed(numel)`: tells the pace, in the backward pass, that so many
+    gradients are final.
     """
 
     rank: int
@@ -105,6 +105,10 @@ class Method(ABC):
     @abstractmethod
     def planned_step_bytes(self) -> int:
         """WAN payload bytes that the next `average_gradients` will send from this rank."""
+
+    def steady_step_bytes(self) -> int:
+        """`planned_step_bytes` once whatever is different about the first steps is over."""
+        return self.planned_step_bytes()
 
     def planned_round_bytes(self) -> int:
         """WAN payload bytes that one whole round sends from this rank, beyond those of its steps."""

@@ -126,4 +126,6 @@ class CocktailSGD(Method):
         self.synchroniser.apply(finished, step, exposed_comm_s=exposed_comm_s)
         with torch.no_grad():
             for name, theta in self.outer_parameters.items():
-                self.context.parameters[name].add_(self._sent[name] + (theta - before[name]))
+                self.context.parameters[name].add_(
+                    self._sent[name] / self.context.weight + (theta - before[name])
+                )

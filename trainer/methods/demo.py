@@ -38,7 +38,9 @@ class DeMo(Method):
         parameters = self.context.parameters
         with self.context.ledger.span("compress_s"):
             gradients = {name: gradient(parameter) for name, parameter in parameters.items()}
-            averaged = self._momentum.average(gradients, self.context.wan, self.context.ledger)
+            averaged = self._momentum.average(
+                self.context.weighted(gradients), self.context.wan, self.context.ledger
+            )
             for name, own in gradients.items():
                 own.copy_(averaged.mean[name].sign())
 

@@ -32,25 +32,27 @@ class PairExchange(Exchange):
     def __init__(self, whole: Exchange, partner: int) -> None:
         if partner == whole.index:
             raise ValueError(f"a pair has two members, found {partner} twice")
-        super().__init__(whole.group, whole.bucket)
-        self.size = 2
+        self.group, self.bucket, self.size = whole.group, whole.bucket, 2
         self.index = int(partner < whole.index)
-        self._whole = whole
-        self._partner = dist.get_global_rank(whole.group, partner)
+        self._whole, self._partner = whole, partner
+        self._sent = 0
 
-    def _count(self, sent_bytes: int) -> None:
-        super()._count(sent_bytes)
-        self._whole.count(sent_bytes)
+    @property
+    def sent_bytes(self) -> int:
+        """Handed to the transport for this partner."""
+        return self._sent
 
     def gather(self, payload: Tensor, ledger: Ledger) -> list[Tensor]:
         """Both payloads, the lower index first; equally long, uint8."""
         received = torch.empty_like(payload)
         if payload.numel():
             with ledger.span(self.bucket):
-                self._count(payload.numel())
+                self._sent += payload.numel()
+                self._whole.count(payload.numel())
+                peer = dist.get_global_rank(self.group, self._partner)
                 ops = [
-                    dist.P2POp(dist.isend, payload.contiguous(), self._partner, group=self.group),
-                    dist.P2POp(dist.irecv, received, self._partner, group=self.group),
+                    dist.P2POp(dist.isend, payload.contiguous(), peer, group=self.group),
+                    dist.P2POp(dist.irecv, received, peer, group=self.group),
                 ]
                 for work in dist.batch_isend_irecv(ops):
                     work.wait()

@@ -46,6 +46,10 @@ class PowerSGD(Method):
         """Dense before `start_iter`; then the dense rest, the factors P and the factors Q."""
         if self._hook.iter < self._config.start_iter:
             return self._planned(self._bucket.numel)
+        return self.steady_step_bytes()
+
+    def steady_step_bytes(self) -> int:
+        """From `start_iter` on."""
         rest = left = right = 0
         for parameter in self._bucket.parameters:
             rows, columns = parameter.shape[0], parameter.numel() // parameter.shape[0]
