@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -405,8 +405,11 @@ def _store(evidence: Evidence) -> dict[str, Any]:
         else None,
         "links": {
             "delay": evidence.delay,
-            "wanted": [vars(link) for link in evidence.network.plan.links] if evidence.network else [],
+            "wanted": [asdict(link) for link in evidence.network.plan.links] if evidence.network else [],
+            "paths": [asdict(path) for path in evidence.network.plan.delays] if evidence.network else [],
+            "tcp": evidence.network.tcp_settings if evidence.network else {},
             "measured": _measured(evidence),
+            "measured_links": _measured_links(evidence),
         },
         "captures": [capture.row() for capture in evidence.captures],
         "fidelity": evidence.fidelity.row() if evidence.fidelity else None,
@@ -426,6 +429,14 @@ def _measured(evidence: Evidence) -> list[dict[str, Any]]:
         {"when": when, **pair.row()}
         for when, measured in (("before", evidence.before), ("after", evidence.after))
         for pair in (measured.measured if measured else ())
+    ]
+
+
+def _measured_links(evidence: Evidence) -> list[dict[str, Any]]:
+    return [
+        {"when": when, **link.row()}
+        for when, measured in (("before", evidence.before), ("after", evidence.after))
+        for link in (measured.links if measured else ())
     ]
 
 

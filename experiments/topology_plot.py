@@ -43,7 +43,7 @@ def draw(topology: Topology) -> Figure:
     for site, (x, y) in places.items():
         nodes = topology.nodes_of(site)
         lan = topology.sites[site].lan
-        text = f"{site}\n{len(nodes)} node{'s' if len(nodes) > 1 else ''}, {_rate(lan.rate_mbps)} inside"
+        text = f"{site}\n{len(nodes)} node{'s' if len(nodes) > 1 else ''}, {_rate(lan.up)} inside"
         if len(sites) > 1:
             text += f"\nuplink {_uplink(topology, site)}"
         axes.text(

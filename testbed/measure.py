@@ -17,7 +17,9 @@ START_TIMEOUT_S = 5.0
 REALTIME = ("chrt", "-f", "40")
 """Measuring must not wait for the processor: a receiver that is late loses UDP packets that the link did not."""
 UDP_PAYLOAD_BYTES = 1448
-UDP_WIRE_BYTES = UDP_PAYLOAD_BYTES + 42  # Ethernet 14, IP 20, UDP 8
+UDP_HEADER_BYTES = 42  # Ethernet 14, IP 20, UDP 8
+PING_HEADER_BYTES = 28  # IP 20, ICMP 8
+MTU_TRIES = 5
 _PING_TIME = re.compile(r"time=([\d.]+) ms")
 
 
@@ -36,6 +38,22 @@ def measure_rtt_ms(network: Network, source: str, target: str) -> float:
     return statistics.median(times)
 
 
+def measure_mtu_kept(network: Network, source: str, target: str, mtu: int) -> bool:
+    """Whether IP packets of ``mtu`` bytes that must not be fragmented pass, and those of one byte more do not."""
+    return _passes(network, source, target, mtu) and not _passes(network, source, target, mtu + 1)
+
+
+def _passes(network: Network, source: str, target: str, size: int) -> bool:
+    """Whether one of MTU_TRIES pings of an IP size passes with the don't-fragment bit."""
+    sites = network.topology.nodes
+    wait_s = 1 + int(2 * network.topology.rtt_ms(sites[source], sites[target]) / 1e3)
+    command = ["ping", "-n", "-M", "do", "-i", "0.02", "-s", str(size - PING_HEADER_BYTES)]
+    command += ["-c", str(MTU_TRIES), "-W", str(wait_s), network.plan.node_address[target]]
+    # ping ends with 1 where nothing came back, and echoes are what is counted
+    said = network.nodes[source].run(["sh", "-c", '"$@" || true', "sh", *command], timeout_s=wait_s + 10)
+    return bool(_PING_TIME.search(said))
+
+
 def measure_goodput_mbps(
     network: Network,
     source: str,
@@ -45,10 +63,12 @@ def measure_goodput_mbps(
     omit: int = 1,
     port: int = IPERF_PORT,
     realtime: bool = True,
+    address: str | None = None,
 ) -> float:
     """TCP payload rate from one node to another by iperf3, in Mbit/s, its start-up left out.
 
     ``realtime=False`` where many measure at once: they would starve the kernel's own network threads.
+    ``address``: of the target, where it is not a node (the core has one for each site).
     """
     result = _iperf(
         network,
@@ -58,6 +78,7 @@ def measure_goodput_mbps(
         options=["-t", str(seconds), "-O", str(omit)],
         seconds=seconds + omit,
         priority=REALTIME if realtime else (),
+        address=address,
     )
     return float(result["end"]["sum_received"]["bits_per_second"]) / 1e6
 
@@ -71,9 +92,10 @@ def _iperf(
     options: list[str],
     seconds: int,
     priority: tuple[str, ...] = REALTIME,
+    address: str | None = None,
 ) -> dict[str, Any]:
     """Runs iperf3 once between two nodes; its JSON."""
-    address = network.plan.node_address[target]
+    address = address or network.plan.node_address[target]
     server = network.nodes[target].start_root(
         [*priority, "iperf3", "-s", "-1", "-B", address, "-p", str(port)],
         stdin=subprocess.DEVNULL,
@@ -104,17 +126,28 @@ def _iperf(
     return result
 
 
+def udp_payload_bytes(mtu: int) -> int:
+    """UDP payload to measure with: what fits into one packet, at most a TCP segment's payload."""
+    return min(UDP_PAYLOAD_BYTES, mtu - UDP_HEADER_BYTES + 14)
+
+
 def measure_udp(
-    network: Network, source: str, target: str, *, rate_mbps: float, seconds: int = 3
+    network: Network,
+    source: str,
+    target: str,
+    *,
+    rate_mbps: float,
+    seconds: int = 3,
+    payload_bytes: int = UDP_PAYLOAD_BYTES,
 ) -> tuple[float, int, int]:
     """(payload Mbit/s received, packets sent, packets lost) when UDP is sent at a rate of layer 2, by iperf3."""
-    offered_mbps = rate_mbps * UDP_PAYLOAD_BYTES / UDP_WIRE_BYTES
+    offered_mbps = rate_mbps * payload_bytes / (payload_bytes + UDP_HEADER_BYTES)
     options = [
         "-u",
         "-b",
         f"{offered_mbps:.6f}M",
         "-l",
-        str(UDP_PAYLOAD_BYTES),
+        str(payload_bytes),
         "-t",
         str(seconds),
         "-O",

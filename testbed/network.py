@@ -20,7 +20,7 @@ from testbed.errors import NetworkBroke, TestbedError
 from testbed.nodes.namespace import NamespaceNode, User, check_shell_safe
 from testbed.plan import CONTROL_PORT, CORE, NODE_INTERFACE, NetworkPlan, plan_network
 from testbed.session import Session
-from testbed.shaping import netem, nfqueue, rate
+from testbed.shaping import netem, nfqueue, paths, rate
 from testbed.topology import Topology
 
 READY_TIMEOUT_S = 10.0
@@ -52,6 +52,7 @@ class Network:
         self.exposed = [check_shell_safe(p.resolve()) for p in [*interpreter, *(expose or [])]]
         self.nodes: dict[str, NamespaceNode] = {}
         self.net: Mininet
+        self.tcp_settings: dict[str, dict[str, str]] = {}  # node -> what the kernel says it has
         self.delay_line: subprocess.Popen[str] | None = None
         self.delay_stats_file = self.session.folder / "delayline.json"
 
@@ -98,7 +99,7 @@ class Network:
                 interface.ip, interface.prefixLen = address.split("/")  # for Mininet's command line
         self._configure_addresses()
         self._configure_tcp()
-        if self.topology.loses:
+        if self.plan.single_segments:
             self._no_super_packets()
         self._configure_mounts()
         self._shape()
@@ -120,6 +121,11 @@ class Network:
             lines[name].append(f"route add {destination} via {via}{suffix}")
         for name, commands in lines.items():
             self.nodes[name].batch("ip", commands)
+        if mtus := paths.mtu_commands(self.plan):
+            core = self.nodes[CORE]
+            core.batch("ip", mtus)
+            routes = core.run(["ip", "-j", "route", "show", "table", "all"])
+            paths.verify_mtus(self.plan, routes, core.run(["ip", "-j", "rule", "show"]))
         for router in [*self.plan.routers.values(), CORE]:
             if router in self.nodes:
                 self.nodes[router].run(["sysctl", "-qw", "net.ipv4.ip_forward=1"])
@@ -146,9 +152,13 @@ class Network:
                 raise TestbedError(
                     f"{name}: congestion control {tcp.congestion_control} was asked for, the route has {metrics}"
                 )
+            self.tcp_settings[name] = {
+                "congestion_control": metrics["congestion"],
+                **{key: " ".join(line.split()) for key, line in zip(wanted, got, strict=True)},
+            }
 
     def _no_super_packets(self) -> None:
-        """One lost super-packet would be up to 45 lost segments: where packets are lost, offloads are off."""
+        """One lost super-packet would be up to 45 lost segments: where packets are lost or queues short, offloads are off."""
         for veth in self.plan.veths:
             for name, interface, _ in (veth.left, veth.right):
                 node = self.nodes[name]
@@ -175,10 +185,18 @@ class Network:
             lines.setdefault(link.owner, []).extend(rate.commands(link))
         if self.delay == "netem":
             lines[CORE].extend(netem.commands(self.plan))
+        elif self.delay == "nfqueue":
+            lines[CORE].extend(paths.commands(self.plan))
         for name, commands in lines.items():
             self.nodes[name].batch("tc", commands)
+        of_core = {}
         for link in self.plan.links:
-            rate.verify(link, self.nodes[link.owner].run(["tc", "class", "show", "dev", link.interface]))
+            shown = self.nodes[link.owner].run(["tc", "class", "show", "dev", link.interface])
+            rate.verify(link, shown)
+            if link.owner == CORE:
+                of_core[link.interface] = shown
+        if of_core:
+            paths.verify(self.plan, of_core, self.nodes[CORE].run(["tc", "-j", "qdisc", "show"]))
 
     def _start_delay(self) -> None:
         if self.delay == "netem":
@@ -212,7 +230,7 @@ class Network:
     def _verify_netem(self) -> None:
         shown = json.loads(self.nodes[CORE].run(["tc", "-j", "qdisc", "show"]))
         got = {(q["dev"], q["parent"]): q["options"] for q in shown if q["kind"] == "netem"}
-        for delay, minor in netem.classes(self.plan):
+        for delay, minor in paths.classes(self.plan):
             options = got.pop((delay.to_interface, f"1:{minor:x}"), {})
             delay_ms = options.get("delay", {}).get("delay", 0.0) * 1e3
             loss = options.get("loss-random", {}).get("loss", 0.0)

@@ -6,12 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from testbed.access import AccessMeasured, measure_accesses
 from testbed.measure import (
-    UDP_PAYLOAD_BYTES,
-    UDP_WIRE_BYTES,
+    UDP_HEADER_BYTES,
     measure_goodput_mbps,
+    measure_mtu_kept,
     measure_rtt_ms,
     measure_udp,
+    udp_payload_bytes,
 )
 from testbed.network import Network
 from testbed.plan import DelayClass
@@ -48,6 +50,9 @@ class Measured:
     loss_wanted: float = 0.0
     packets: int = 0  # sent to measure the loss
     lost: int = 0
+    cap_mbps: float | None = None
+    mtu: int | None = None  # of this path, in bytes of IP
+    mtu_kept: bool | None = None  # a packet of that size passed, one of a byte more did not
 
     @property
     def problems(self) -> list[str]:
@@ -63,6 +68,11 @@ class Measured:
             found.append(
                 f"{self.source}-{self.target}: {self.goodput_mbps:.1f} Mbit/s of payload,"
                 f" allowed {self.goodput_wanted_mbps:.1f} ± {100 * RATE_TOLERANCE_SHARE:g} %"
+            )
+        if self.mtu_kept is False:
+            found.append(
+                f"{self.source}-{self.target}: allowed is that IP packets of {self.mtu} bytes pass and larger"
+                " ones do not, which is not so"
             )
         expected = self.packets * self.loss_wanted
         allowed = LOSS_SIGMAS * math.sqrt(expected * (1 - self.loss_wanted)) + 1
@@ -84,6 +94,7 @@ class Probe:
 
     measured: tuple[Measured, ...]
     seconds: float
+    links: tuple[AccessMeasured, ...] = ()  # that no pair's measurement fills
 
     @property
     def pairs(self) -> tuple[Measured, ...]:
@@ -93,7 +104,8 @@ class Probe:
     @property
     def problems(self) -> list[str]:
         """All that is off."""
-        return [problem for pair in self.pairs for problem in pair.problems]
+        off = [problem for pair in self.pairs for problem in pair.problems]
+        return off + [problem for link in self.links for problem in link.problems]
 
 
 def _seconds_for(rate_mbps: float, rtt_ms: float) -> tuple[int, int]:
@@ -120,14 +132,21 @@ def batches(network_delays: tuple[DelayClass, ...], rates_mbps: list[float]) -> 
 def _measure(network: Network, delay: DelayClass, rtt_ms: float, number: int) -> Measured:
     topology, source, target = network.topology, delay.source, delay.target
     one, other = topology.nodes_of(source)[0], topology.nodes_of(target)[0]
-    rate_mbps = topology.wan_rate_mbps(source, target)
+    rate_mbps = network.plan.wan_rate_mbps(source, target)
     packets = lost = 0
+    mtu = network.plan.mtu(source, target)
+    mtu_kept = measure_mtu_kept(network, one, other, mtu) if delay.mtu else None
     if delay.loss:
-        possible = rate_mbps * UDP_PAYLOAD_BYTES / UDP_WIRE_BYTES * (1 - delay.loss)
-        _, packets, lost = measure_udp(network, one, other, rate_mbps=UDP_SHARE * rate_mbps)
-        goodput, _, _ = measure_udp(network, one, other, rate_mbps=UDP_OVERLOAD * rate_mbps)
+        payload = udp_payload_bytes(mtu)
+        possible = rate_mbps * payload / (payload + UDP_HEADER_BYTES) * (1 - delay.loss)
+        _, packets, lost = measure_udp(
+            network, one, other, rate_mbps=UDP_SHARE * rate_mbps, payload_bytes=payload
+        )
+        goodput, _, _ = measure_udp(
+            network, one, other, rate_mbps=UDP_OVERLOAD * rate_mbps, payload_bytes=payload
+        )
     else:
-        possible = goodput_mbps(rate_mbps, topology.mtu)
+        possible = goodput_mbps(rate_mbps, mtu)
         seconds, omit = _seconds_for(rate_mbps, topology.rtt_ms(source, target))
         goodput = measure_goodput_mbps(network, one, other, seconds=seconds, omit=omit)
     return Measured(
@@ -143,6 +162,9 @@ def _measure(network: Network, delay: DelayClass, rtt_ms: float, number: int) ->
         loss_wanted=delay.loss,
         packets=packets,
         lost=lost,
+        cap_mbps=delay.cap_mbps,
+        mtu=delay.mtu,
+        mtu_kept=mtu_kept,
     )
 
 
@@ -152,10 +174,10 @@ def _rtt_ms(network: Network, delay: DelayClass) -> float:
 
 
 def probe(network: Network) -> Probe:
-    """Measures every ordered pair of sites between their first nodes.
+    """Measures every ordered pair of sites between their first nodes, and what links they leave out.
 
     RTTs first, one pair of sites after the other; then rates, at once where paths share no link; then again, alone,
-    what was off.
+    what was off; then the links that no pair fills.
     """
     began = time.monotonic()
     delays = network.plan.delays
@@ -164,7 +186,7 @@ def probe(network: Network) -> Probe:
         key = frozenset((delay.source, delay.target))
         if key not in rtts:
             rtts[key] = _rtt_ms(network, delay)
-    rates = [network.topology.wan_rate_mbps(delay.source, delay.target) for delay in delays]
+    rates = [network.plan.wan_rate_mbps(delay.source, delay.target) for delay in delays]
     measured: list[Measured] = []
     for group in batches(delays, rates):
         with ThreadPoolExecutor(len(group)) as pool:
@@ -179,4 +201,5 @@ def probe(network: Network) -> Probe:
         for delay in delays:
             if (delay.source, delay.target) in off:
                 measured.append(_measure(network, delay, _rtt_ms(network, delay), number))
-    return Probe(tuple(measured), time.monotonic() - began)
+    links = tuple(measure_accesses(network))
+    return Probe(tuple(measured), time.monotonic() - began, links)

@@ -10,51 +10,15 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from testbed.errors import TopologyError
-from testbed.units import RATE_PATTERN, RateMbps
+from testbed.linkmodel import MAX_MTU, MIN_MTU, Lan, Pair, Uplink, Wan
+from testbed.nodemodel import NodeSettings
+from testbed.units import RATE_PATTERN
 from testbed.validation import Strict, load_yaml, sentence
 
 SHIPPED = Path(__file__).resolve().parent.parent / "topologies"
 MAX_SITES = 200
 MAX_NODES_PER_SITE = 200
-MAX_RTT_MS = 5000
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
-
-
-class Lan(Strict):
-    """Inside a site: every node has its own link of this rate to the site's router.
-
-    ``rtt_ms`` is what the figure's source states; it is below what a delay line can keep, so nothing is
-    added and the path's own RTT (measured, in the record) stands for it.
-    """
-
-    rate_mbps: RateMbps = 10_000.0
-    rtt_ms: float = Field(default=0.2, ge=0, le=1)
-
-
-class Uplink(Strict):
-    """A site's connection to the WAN, shared by its nodes; ``rate_mbps`` or ``up_mbps`` and ``down_mbps``."""
-
-    rate_mbps: RateMbps | None = None
-    up_mbps: RateMbps | None = None
-    down_mbps: RateMbps | None = None
-
-    @model_validator(mode="after")
-    def _one_way_of_saying_it(self) -> Self:
-        both = self.up_mbps is not None and self.down_mbps is not None
-        neither = self.up_mbps is None and self.down_mbps is None
-        if not ((self.rate_mbps is not None and neither) or (self.rate_mbps is None and both)):
-            raise ValueError("allowed is either rate_mbps, or up_mbps and down_mbps together")
-        return self
-
-    @property
-    def up(self) -> float:
-        """Mbit/s from the site to the WAN."""
-        return self.rate_mbps if self.rate_mbps is not None else self.up_mbps or 0.0
-
-    @property
-    def down(self) -> float:
-        """Mbit/s from the WAN to the site."""
-        return self.rate_mbps if self.rate_mbps is not None else self.down_mbps or 0.0
 
 
 class Site(Strict):
@@ -63,6 +27,7 @@ class Site(Strict):
     nodes: int | list[str] = Field(default=1)
     lan: Lan = Lan()
     uplink: Uplink | None = None
+    node_uplink: Uplink | None = None
 
     @field_validator("nodes")
     @classmethod
@@ -74,35 +39,6 @@ class Site(Strict):
             if not _NAME.fullmatch(name):
                 raise ValueError("allowed in a node's name are a-z, 0-9 and '-', a letter first, 31 at most")
         return nodes
-
-
-class Pair(Strict):
-    """The path between two sites; half of ``rtt_ms`` is applied each way.
-
-    ``jitter_ms``: each packet's one-way delay is drawn evenly from half the RTT ± this, and packets never overtake.
-    ``loss``: share of packets lost each way, independently.
-    """
-
-    between: tuple[str, str]
-    rtt_ms: float = Field(ge=0, le=MAX_RTT_MS)
-    jitter_ms: float = Field(default=0, ge=0)
-    loss: float = Field(default=0, ge=0, le=0.5)
-
-    @model_validator(mode="after")
-    def _jitter_below_delay(self) -> Self:
-        if self.jitter_ms > self.rtt_ms / 2:
-            raise ValueError(
-                f"jitter_ms: found {self.jitter_ms:g}, allowed is at most half of rtt_ms ({self.rtt_ms / 2:g})"
-            )
-        return self
-
-
-class Wan(Strict):
-    """Site uplinks and the matrix of round-trip times between sites."""
-
-    uplink: Uplink
-    pairs: list[Pair] = Field(default_factory=list)
-    queue_bdp: float = Field(default=1.0, gt=0, le=100)
 
 
 class Tcp(Strict):
@@ -122,8 +58,9 @@ class Topology(Strict):
     sites: dict[str, Site]
     wan: Wan | None = None
     delay: Literal["auto", "netem", "nfqueue"] = "auto"
-    mtu: int = Field(default=1500, ge=576, le=9000)
+    mtu: int = Field(default=1500, ge=MIN_MTU, le=MAX_MTU)
     tcp: Tcp = Tcp()
+    node_settings: dict[str, NodeSettings] = Field(default_factory=dict, alias="nodes")
 
     @field_validator("sites")
     @classmethod
@@ -148,6 +85,9 @@ class Topology(Strict):
                         " allowed is each name once in the whole topology"
                     )
                 seen[node] = site
+        for node in self.node_settings:
+            if node not in seen:
+                raise ValueError(f"nodes: found the unknown node {node!r}; allowed: {', '.join(seen)}")
         if len(self.sites) > 1:
             self._check_pairs()
         if self.delay == "netem" and self.jitters:
@@ -184,6 +124,11 @@ class Topology(Strict):
             if key in given:
                 raise ValueError(f"wan.pairs: found the pair {sorted(key)} twice, allowed once")
             given.add(key)
+            if pair.mtu is not None and pair.mtu > self.mtu:
+                raise ValueError(
+                    f"wan.pairs: found mtu {pair.mtu} between {pair.between[0]} and {pair.between[1]};"
+                    f" allowed is at most the topology's mtu ({self.mtu})"
+                )
         for one, other in itertools.combinations(self.sites, 2):
             if frozenset((one, other)) not in given:
                 raise ValueError(
@@ -209,6 +154,13 @@ class Topology(Strict):
             raise TopologyError(f"site {site} has no uplink: the topology has no wan section")
         return self.wan.uplink
 
+    def node_uplink(self, node: str) -> Uplink | None:
+        """The uplink that a node has for itself, beside the one that its site shares; None where it has none."""
+        if node in self.node_settings and self.node_settings[node].uplink is not None:
+            return self.node_settings[node].uplink
+        site = self.sites[self.nodes[node]]
+        return site.node_uplink or (self.wan.node_uplink if self.wan else None)
+
     def pair(self, one: str, other: str) -> Pair:
         """The path between two sites."""
         for pair in self.wan.pairs if self.wan else []:
@@ -219,10 +171,6 @@ class Topology(Strict):
     def rtt_ms(self, one: str, other: str) -> float:
         """Round-trip time asked for between two sites, in ms."""
         return self.sites[one].lan.rtt_ms if one == other else self.pair(one, other).rtt_ms
-
-    def wan_rate_mbps(self, source: str, target: str) -> float:
-        """The most that one flow can get from one site to another, in Mbit/s at layer 2."""
-        return min(self.uplink(source).up, self.uplink(target).down)
 
 
 def topology_from(data: dict[str, Any], file: str) -> Topology:

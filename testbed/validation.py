@@ -14,7 +14,7 @@ from testbed.errors import TopologyError
 class Strict(BaseModel):
     """Base of everything that people write: frozen, and unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True)
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -56,13 +56,19 @@ def _valid_names(model: type[BaseModel], location: tuple[int | str, ...]) -> lis
     """Names allowed where an unknown key was found, by walking the model along the error's location."""
     current: Any = model
     for part in location[:-1]:
-        field = getattr(current, "model_fields", {}).get(part) if isinstance(current, type) else None
+        field = _fields(current).get(part)
         if field is None:
             continue  # a dict key or a list index: the model stays the same
         for candidate in _models_in(field.annotation):
             current = candidate
             break
-    return sorted(getattr(current, "model_fields", {}))
+    return sorted(_fields(current))
+
+
+def _fields(model: Any) -> dict[Any, Any]:
+    """Key as it is written (the alias where there is one) -> field."""
+    fields = getattr(model, "model_fields", {}) if isinstance(model, type) else {}
+    return {field.alias or name: field for name, field in fields.items()}
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -1,5 +1,6 @@
 """Delay by netem: on the core's egress to a site, one htb class for every other site with a netem queue below it.
 
+Every ordered pair of sites has a class of its own here (testbed/shaping/paths.py), capped or not.
 The default wherever the kernel has ``sch_netem``. netem's own ``limit`` of 1000 packets collapses at 1 Gbit/s
 and 100 ms; here it holds what is in flight and the link's queue. A limit in packets does not bound a queue in bytes
 (a super-packet of many segments counts as one), so the link's queue is a bfifo below netem: packets go there when
@@ -7,22 +8,14 @@ their delay is over, and wait there for their turn.
 """
 
 from testbed.plan import DelayClass, NetworkPlan
-from testbed.shaping.rate import QUANTUM_BYTES, burst_bytes
+from testbed.shaping.paths import classes, path_class, path_filter
 from testbed.units import WIRE_BYTES_PER_SEGMENT
-
-FIRST_CLASS = 0x100
 
 
 def limit_packets(delay: DelayClass) -> int:
     """Packets in flight during the delay at full rate, plus the link's queue."""
-    in_flight_bytes = delay.rate_mbps * 1e6 / 8 * delay.delay_ms / 1e3
+    in_flight_bytes = delay.ceil_mbps * 1e6 / 8 * delay.delay_ms / 1e3
     return 64 + round((in_flight_bytes + delay.queue_bytes) / WIRE_BYTES_PER_SEGMENT)
-
-
-def classes(plan: NetworkPlan) -> list[tuple[DelayClass, int]]:
-    """Each ordered pair of sites with the minor number of its htb class on the core's egress to the target."""
-    sources: dict[str, int] = {}
-    return [(d, FIRST_CLASS + sources.setdefault(d.source, len(sources))) for d in plan.delays]
 
 
 def commands(plan: NetworkPlan) -> list[str]:
@@ -30,17 +23,12 @@ def commands(plan: NetworkPlan) -> list[str]:
     lines = []
     for delay, minor in classes(plan):
         dev = delay.to_interface
-        ceil = round(delay.rate_mbps * 1e6)
-        share = max(1000, ceil // (len(plan.routers) - 1))
-        burst = burst_bytes(delay.rate_mbps)
         lines += [
-            f"class add dev {dev} parent 1:1 classid 1:{minor:x} htb rate {share}bit ceil {ceil}bit"
-            f" burst {burst} cburst {burst} quantum {QUANTUM_BYTES}",
+            path_class(delay, minor),
             f"qdisc add dev {dev} parent 1:{minor:x} handle {minor:x}: netem"
             f" delay {round(delay.delay_ms * 1000)}us limit {limit_packets(delay)}"
             + (f" loss {100 * delay.loss:g}%" if delay.loss else ""),
             f"qdisc add dev {dev} parent {minor:x}:1 bfifo limit {delay.queue_bytes}",
-            f"filter add dev {dev} parent 1: protocol ip prio 2 u32 match ip src {delay.source_subnet}"
-            f" flowid 1:{minor:x}",
+            path_filter(delay, minor),
         ]
     return lines

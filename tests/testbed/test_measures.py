@@ -76,8 +76,9 @@ def test_the_last_measurement_of_a_pair_counts_and_all_are_kept():
 @pytest.mark.parametrize("name", ["home-volunteers", "china-hubs", "two-sites-1gbps"])
 def test_pairs_measured_at_once_share_no_site_and_all_are_measured_once(name):
     topology = load_topology(name)
-    delays = plan_network(topology).delays
-    rates = [topology.wan_rate_mbps(d.source, d.target) for d in delays]
+    plan = plan_network(topology)
+    delays = plan.delays
+    rates = [plan.wan_rate_mbps(d.source, d.target) for d in delays]
     groups = batches(delays, rates)
     assert sorted(i for group in groups for i in group) == list(range(len(delays)))
     for group in groups:
