@@ -79,6 +79,7 @@ def topology_list() -> None:
 @topology_app.command("show")
 def topology_show(topology: TopologyArgument) -> None:
     """Sites, nodes, addresses and links of a topology. Example: dilocox topology show two-sites-1gbps"""
+    from testbed.events.kinds import describe  # noqa: PLC0415
     from testbed.plan import plan_network  # noqa: PLC0415
     from testbed.topology import load_topology  # noqa: PLC0415
     from testbed.units import goodput_mbps  # noqa: PLC0415
@@ -100,6 +101,8 @@ def topology_show(topology: TopologyArgument) -> None:
         out.print(
             f"{delay.source} to {delay.target}: {delay.delay_ms:g} ms one way, {2 * delay.delay_ms:g} ms round trip"
         )
+    for number, event in enumerate(loaded.events, start=1):
+        out.print(f"event {number}, {describe(event)}", soft_wrap=True, markup=False)
 
 
 @topology_app.command("check")
@@ -126,6 +129,7 @@ def up(
 
     from experiments.runner import interruptible  # noqa: PLC0415
     from testbed.capture import capturing, check_links  # noqa: PLC0415
+    from testbed.events.conductor import Conductor  # noqa: PLC0415
     from testbed.network import Network  # noqa: PLC0415
     from testbed.topology import load_topology  # noqa: PLC0415
 
@@ -135,6 +139,7 @@ def up(
         interruptible(),
         Network(loaded) as network,
         capturing(network, pcap or [], Path.cwd()) as captures,
+        Conductor(network, loaded.events, tell=lambda one: out.print(str(one), soft_wrap=True, markup=False)),
     ):
         out.print(f"{network.topology.name} is up; delays by {network.delay}", soft_wrap=True)
         for node, address in network.plan.node_address.items():

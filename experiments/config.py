@@ -7,6 +7,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from experiments.errors import RequestError
+from experiments.run_events import with_events
 from testbed.errors import TopologyError
 from testbed.topology import Topology, load_topology, topology_from
 from testbed.validation import load_yaml
@@ -76,6 +77,10 @@ def resolve_run(data: dict[str, Any], file: str, near: Path | None = None) -> Ru
     """
     topology = data.get("topology", LOOPBACK)
     try:
+        if "events" in data:
+            located = _locate(topology, near) if isinstance(topology, str) else topology
+            data = with_events({**data, "topology": located}, file)
+            topology = data["topology"]
         if isinstance(topology, dict):
             topology = topology_from(topology, f"{file}: topology")
         elif isinstance(topology, str) and topology != LOOPBACK:

@@ -9,10 +9,14 @@ from pathlib import Path
 
 from experiments.runner import interruptible
 from testbed.capture import capturing, check_links
-from testbed.launch import describe_exit
+from testbed.errors import TestbedError
+from testbed.events.conductor import Conductor, Happened
+from testbed.launch import Program, describe_exit
 from testbed.network import Network
+from testbed.programs import Programs
 from testbed.topology import Topology
 
+RESTART_POLL_S = 0.05
 TIMED_OUT = 124
 """What ``timeout`` of coreutils returns for a program that overran its limit."""
 
@@ -24,6 +28,11 @@ def _forward(node: str, process: "subprocess.Popen[str]", lock: threading.Lock) 
         with lock:
             sys.stdout.write(f"{node}: {line if line.endswith(chr(10)) else line + chr(10)}")
             sys.stdout.flush()
+
+
+def tell(one: Happened) -> None:
+    """Says what happened, beside what the programs say."""
+    sys.stderr.write(f"{one}\n")
 
 
 def _contract(network: Network, nodes: list[str], scratch: Path) -> dict[str, dict[str, str]]:
@@ -39,14 +48,27 @@ def _contract(network: Network, nodes: list[str], scratch: Path) -> dict[str, di
     }
 
 
-def _wait(node: str, process: "subprocess.Popen[str]", deadline: float) -> int:
-    """A program's status as a shell tells it; 124 for one that is still there at the deadline."""
-    try:
-        status = process.wait(timeout=max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        sys.stderr.write(f"{node}: did not end within its limit\n")
-        return TIMED_OUT
+def _wait(program: Program, deadline: float) -> int:
+    """A program's status as a shell tells it; 124 for one that is still there at the deadline; 0 for one that died
+    because an event asked for it.
+    """
+    node = program.node
+    while True:
+        process = program.process
+        try:
+            status = process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            sys.stderr.write(f"{node}: did not end within its limit\n")
+            return TIMED_OUT
+        if program.process is process and not program.comes_back:
+            break
+        time.sleep(RESTART_POLL_S)
+        if time.monotonic() > deadline:
+            break
+    if program.ended_by:
+        sys.stderr.write(f"{node}: killed by {program.ended_by}\n")
+        return 0
     if status:
         sys.stderr.write(f"{node}: {describe_exit(status)}\n")
     return 128 - status if status < 0 else status
@@ -73,19 +95,26 @@ def execute(
     ):
         Path(scratch).chmod(0o777)  # the programs' user writes here
         deadline = time.monotonic() + limit_s
-        processes = {
-            node: network.nodes[node].start_program(command, network.user, contract, subprocess.PIPE, folder)
-            for node, contract in _contract(network, chosen, Path(scratch)).items()
-        }
-        threads = [
-            threading.Thread(target=_forward, args=(node, process, lock), daemon=True)
-            for node, process in processes.items()
-        ]
-        for thread in threads:
-            thread.start()
-        statuses = [_wait(node, process, deadline) for node, process in processes.items()]
+        contracts = _contract(network, chosen, Path(scratch))
+        threads: list[threading.Thread] = []
+
+        def start(node: str) -> Program:
+            process = network.nodes[node].start_program(
+                command, network.user, contracts[node], subprocess.PIPE, folder
+            )
+            threads.append(threading.Thread(target=_forward, args=(node, process, lock), daemon=True))
+            threads[-1].start()
+            return Program(node, process, folder)
+
+        programs = Programs([start(node) for node in chosen], start)
+        with Conductor(network, topology.events, programs, tell=tell) as conductor:
+            statuses = [_wait(program, deadline) for program in programs.all]
         for thread in threads:
             thread.join(timeout=2)
+    for sentence in [f"{one}: its time had not come" for one in conductor.not_reached()]:
+        sys.stderr.write(f"{sentence}\n")
+    if problems := conductor.problems():
+        raise TestbedError("; ".join(problems))
     for capture in captures:
         sys.stderr.write(f"{capture.sentence()}\n")
     return max(statuses, default=0)

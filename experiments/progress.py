@@ -33,6 +33,9 @@ class Reporter:
     def __call__(self, what: str, facts: dict[str, Any]) -> None:
         """Shows the latest state."""
         text = f"{self._label}: {_describe(what, facts)}"
+        if what == "event":  # stays on the screen, above the line that is rewritten
+            self._console.print(text, soft_wrap=True)
+            return
         if self._status:
             self._status.update(text)
             return
@@ -47,6 +50,8 @@ def _describe(what: str, facts: dict[str, Any]) -> str:
         return f"building {facts['topology']}"
     if what == "probe":
         return f"measuring {facts['pairs']} links"
+    if what == "event":
+        return str(facts["text"])
     if "step" not in facts:
         return f"starting, {facts['elapsed_s']:.0f} s"
     loss = f", loss {facts['loss']:.3f}" if facts.get("loss") is not None else ""

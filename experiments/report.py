@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import narrative, page, tables
+from experiments.event_rows import event_rows
 from experiments.figures import Captioned, save_figures
 from experiments.results import Results, load
 from experiments.runfolder import section
@@ -75,7 +76,7 @@ def render(results: Results, figures: Iterable[Captioned]) -> str:
     sentences = narrative.summary(results.runs, results.records)
     kind = "lead" if results.runs["valid"].any() else "warning"
     body += [page.paragraph(text, kind) for text in sentences]
-    for part in (_results, _not_counted, _links, _accounting, _fidelity, _environment):
+    for part in (_results, _not_counted, _events, _links, _accounting, _fidelity, _environment):
         body += part(results)
         if part is _results:
             body += _figures(figures)
@@ -147,6 +148,16 @@ def _links(results: Results) -> list[str]:
             page.paragraph("No link was measured: no emulated network, or no record of it."),
         ]
     return [page.heading("Links, wanted and measured"), page.table(heads, rows, text_columns=(0, 1, 2))]
+
+
+def _events(results: Results) -> list[str]:
+    """What changed while the runs went on; nothing where nothing did."""
+    rows, notes = event_rows(results.records)
+    if not rows and not notes:
+        return []
+    heads = ["run", "event", "what happened", "asked for (s)", "in effect (s)", "later by (ms)"]
+    body = [page.heading("Events"), page.table(heads, rows, text_columns=(0, 2))] if rows else []
+    return body + ([page.bullets(notes)] if notes else [])
 
 
 def _accounting(results: Results) -> list[str]:

@@ -23,18 +23,22 @@ import pandas as pd
 from experiments import accounting, series
 from experiments.config import RunConfig, write_config
 from experiments.errors import RequestError
+from experiments.happenings import TrainingProgress, event_record
 from experiments.record import PROJECT, environment, write_json
 from experiments.totals import totals
 from testbed.capture import Capture, capturing, check_links
 from testbed.counters import Counters, Reading
 from testbed.doctor import require_root
 from testbed.errors import NetworkBroke, ProgramFailed
+from testbed.events.checks import shortest_delay_ms
+from testbed.events.conductor import Conductor
 from testbed.fidelity import Fidelity, MachineState, judge
 from testbed.launch import Program, wait_for_all
 from testbed.machine_lock import MachineLock
 from testbed.network import Network
 from testbed.nodes.namespace import User
 from testbed.probe import Probe, probe
+from testbed.programs import Programs
 from testbed.sockets import Flow, SocketWatch
 from testbed.thresholds import OVERRUN_SHARE
 from testbed.topology import Topology
@@ -74,6 +78,9 @@ class Evidence:
     launched: float = 0.0  # monotonic
     launched_epoch: float = 0.0
     network: Network | None = None
+    events: Conductor | None = None
+    killed: list[str] = field(default_factory=list)
+    """Nodes that an event killed and none started again."""
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -232,12 +239,14 @@ def _on_network(evidence: Evidence, topology: Topology, user: User) -> None:
             before=machine,
             after=MachineState.now(network.delay_stats(fresh=network.delay_alive())),
             delay_alive=network.delay_alive(),
-            shortest_delay_ms=min((d.delay_ms for d in network.plan.delays), default=0.0),
+            shortest_delay_ms=shortest_delay_ms(network.plan.delays, topology.events),
             direct_packets={name: reading.direct_packets for name, reading in evidence.last.items()},
             dropped_packets=sum(r.dropped - evidence.first[n].dropped for n, r in evidence.last.items()),
             backlog_max_bytes=max((reading.backlog for reading in evidence.samples), default=0),
         )
-        evidence.reasons += evidence.fidelity.problems
+        evidence.reasons += evidence.fidelity.problems + (
+            evidence.events.problems() if evidence.events else []
+        )
         if network.delay_alive():
             progress("probe", {"pairs": len(network.plan.delays)})
             evidence.after = probe(network)
@@ -261,10 +270,10 @@ def _train(evidence: Evidence, network: Network, counters: Counters) -> None:
     config, run_dir = evidence.config, evidence.run_dir
     placement = config.placement()
     evidence.launched, evidence.launched_epoch = time.monotonic(), time.time()
-    programs = []
-    for rank, node in enumerate(placement):
-        log = run_dir / "logs" / f"{node}.log"
-        with log.open("ab" if evidence.resume else "wb") as output:
+
+    def start(node: str) -> Program:
+        rank, log = placement.index(node), run_dir / "logs" / f"{node}.log"
+        with log.open("ab") as output:  # a resumed run and a node that is started again go on in theirs
             process = network.nodes[node].start_program(
                 _trainer_command(evidence),
                 network.user,
@@ -272,9 +281,24 @@ def _train(evidence: Evidence, network: Network, counters: Counters) -> None:
                 output,
                 PROJECT,
             )
-        programs.append(Program(node, process, log))
+        return Program(node, process, log)
+
+    reading = TrainingProgress(run_dir)
+    programs = [start(node) for node in placement]
     watch = _Watch(evidence, counters)
-    wait_for_all(programs, stall_s=_stall_limit_s(config), sent_bytes=watch.sent_bytes, on_poll=watch.poll)
+    events = network.topology.events
+    running = Programs(programs, start)
+    with Conductor(network, events, running, began=reading.began, progress=reading.read) as conductor:
+        evidence.events = conductor
+        wait_for_all(
+            programs,
+            stall_s=_stall_limit_s(config),
+            sent_bytes=watch.sent_bytes,
+            on_poll=watch.poll,
+            disturbed=conductor.disturbed,
+            patient=conductor.will_pass,
+        )
+    evidence.killed = [p.node for p in programs if p.ended_by]
 
 
 class _Watch:
@@ -285,6 +309,8 @@ class _Watch:
         self._file = evidence.run_dir / "ranks" / f"rank-{last_stage}.steps.jsonl"
         self._evidence, self._counters = evidence, counters
         self._due = 0.0
+        self._told = 0
+        self._traces: set[tuple[int, int]] = set()  # of a trace only the first change is told
 
     def sent_bytes(self) -> dict[str, int]:
         """Node -> bytes out of it, from the latest sample."""
@@ -297,6 +323,7 @@ class _Watch:
         if now < self._due:
             return
         self._due = now + SAMPLE_EVERY_S
+        self._tell_events()
         network = self._evidence.network
         if network is not None and not network.delay_alive():
             raise NetworkBroke("the delay line died during the run: its links went dark")
@@ -305,6 +332,14 @@ class _Watch:
         step = series.last_line(self._file)
         facts = {"steps": self._evidence.config.train.steps, "elapsed_s": now - self._evidence.launched}
         self._evidence.progress("train", {**facts, **(step or {})})
+
+    def _tell_events(self) -> None:
+        happened = self._evidence.events.happened if self._evidence.events else []
+        for one in happened[self._told :]:
+            if not (one.do == "trace" and (one.event, one.turn) in self._traces):
+                self._evidence.progress("event", {"text": str(one), **one.row(self._evidence.launched)})
+            self._traces.add((one.event, one.turn))
+        self._told = len(happened)
 
 
 def _on_loopback(evidence: Evidence) -> None:
@@ -376,15 +411,20 @@ def _store(evidence: Evidence) -> dict[str, Any]:
     if evidence.samples:
         rows = [reading.row(evidence.launched) for reading in evidence.samples]
         series.write_parquet(pd.DataFrame(rows), run_dir / "links.parquet")
+    if evidence.events and evidence.events.happened:
+        rows = [one.row(evidence.launched) for one in evidence.events.happened]
+        series.write_parquet(pd.DataFrame(rows), run_dir / "events.parquet")
     ranks = series.summaries(run_dir)
     emulated = isinstance(config.topology, Topology)
     counts = _account(evidence, ranks)
-    if evidence.status == "done" and len(ranks) != config.world_size:
+    if evidence.status == "done" and len(ranks) + len(evidence.killed) < config.world_size:
         evidence.status = "failed"
         evidence.reasons.append(f"{len(ranks)} of {config.world_size} ranks wrote a summary")
     if evidence.status in ("done", "invalid"):
         # without a network nothing is said about time, so a missed pace falsifies nothing there
-        problems = (counts.problems if counts else []) + (_overruns(ranks) if emulated else [])
+        # and what a killed node had sent is in nobody's summary, so the counts cannot agree
+        judged = counts.problems if counts and not evidence.killed else []
+        problems = judged + (_overruns(ranks) if emulated else [])
         problems += [rank["incomplete"] for rank in ranks[:1] if rank.get("incomplete")]
         evidence.reasons += problems
         if problems:
@@ -412,6 +452,7 @@ def _store(evidence: Evidence) -> dict[str, Any]:
             "measured_links": _measured_links(evidence),
         },
         "captures": [capture.row() for capture in evidence.captures],
+        "events": event_record(evidence.events, evidence.launched),
         "fidelity": evidence.fidelity.row() if evidence.fidelity else None,
         "accounting": counts.row() if counts else None,
         "data": ranks[0].get("data") if ranks else None,

@@ -2,15 +2,18 @@
 
 import itertools
 import math
+import textwrap
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from testbed.events.kinds import describe
 from testbed.topology import Topology
 
 MILLIMETRE = 1 / 25.4
 SITE_COLOUR, LINK_COLOUR, PATH_COLOUR = "#0072B2", "#333333", "#999999"
 MOST_NODES_DRAWN = 8
+MOST_EVENTS_LISTED = 8
 
 
 def _rate(mbps: float) -> str:
@@ -60,7 +63,20 @@ def draw(topology: Topology) -> Figure:
     axes.set_xlim(-1.6, 1.6)
     axes.set_ylim(-1.35, 1.35)
     axes.set_title(topology.name, fontsize=9)
+    _events(topology, axes)
     return figure
+
+
+def _events(topology: Topology, axes: Axes) -> None:
+    """What will change, below the picture."""
+    lines = [describe(event) for event in topology.events]
+    if len(lines) > MOST_EVENTS_LISTED:
+        lines = [*lines[: MOST_EVENTS_LISTED - 1], f"and {len(lines) - MOST_EVENTS_LISTED + 1} more events"]
+    if lines:
+        text = "\n".join(textwrap.fill(line, 90, subsequent_indent="  ") for line in lines)
+        axes.text(
+            0.0, -0.02, text, transform=axes.transAxes, fontsize=6, va="top", ha="left", color=LINK_COLOUR
+        )
 
 
 def _path(
@@ -72,6 +88,11 @@ def _path(
     text = f"{pair.rtt_ms:g} ms"
     if pair.jitter_ms:
         text += f" ± {pair.jitter_ms:g}"
+    for event in topology.events:
+        # a figure that is drawn anew stands for the first one, which is soon gone
+        if event.do == "rtt" and set(event.pair) == {one, other} and event.rtt_quartiles_ms:
+            _, lower, median, upper, _ = event.rtt_quartiles_ms
+            text = f"{lower:g} – {median:g} – {upper:g} ms\n{event.when}"
     if pair.loss:
         text += f"\n{100 * pair.loss:g} % lost"
     crosses = len(places) > 3 and math.hypot(x1 - x0, y1 - y0) > 1.5

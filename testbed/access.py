@@ -6,6 +6,7 @@ Between a node and the core there is no delay and no path's cap, so what arrives
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from testbed.events.darkness import node_is_dark
 from testbed.measure import measure_goodput_mbps
 from testbed.network import Network
 from testbed.plan import CORE, NetworkPlan
@@ -90,7 +91,9 @@ def _measure(network: Network, access: Access, tries: int) -> AccessMeasured:
 def measure_accesses(network: Network) -> list[AccessMeasured]:
     """Measures each of them; what is off is measured again, and the last try counts."""
     measured = []
-    for access in accesses(network.plan):
+    for access in accesses(network.now):
+        if node_is_dark(network.now, access.node):
+            continue
         for number in range(1, TRIES + 1):
             result = _measure(network, access, number)
             if not result.problems:

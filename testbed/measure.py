@@ -25,11 +25,8 @@ _PING_TIME = re.compile(r"time=([\d.]+) ms")
 
 def measure_rtt_ms(network: Network, source: str, target: str) -> float:
     """Median round-trip time between two nodes by ``ping``, in ms; the delay acts in a router, so the kernel times it whole."""
-    timeout_s = (
-        5
-        + PINGS * PING_INTERVAL_S
-        + 2 * network.topology.rtt_ms(network.topology.nodes[source], network.topology.nodes[target]) / 1e3
-    )
+    nodes = network.topology.nodes
+    timeout_s = 5 + PINGS * PING_INTERVAL_S + 2 * network.now.rtt_ms(nodes[source], nodes[target]) / 1e3
     command = ["ping", "-n", "-c", str(PINGS), "-i", str(PING_INTERVAL_S), "-w", str(int(timeout_s))]
     out = network.nodes[source].run([*command, network.plan.node_address[target]], timeout_s=timeout_s + 2)
     times = [float(t) for t in _PING_TIME.findall(out)]
@@ -46,12 +43,21 @@ def measure_mtu_kept(network: Network, source: str, target: str, mtu: int) -> bo
 def _passes(network: Network, source: str, target: str, size: int) -> bool:
     """Whether one of MTU_TRIES pings of an IP size passes with the don't-fragment bit."""
     sites = network.topology.nodes
-    wait_s = 1 + int(2 * network.topology.rtt_ms(sites[source], sites[target]) / 1e3)
+    wait_s = 1 + int(2 * network.now.rtt_ms(sites[source], sites[target]) / 1e3)
     command = ["ping", "-n", "-M", "do", "-i", "0.02", "-s", str(size - PING_HEADER_BYTES)]
     command += ["-c", str(MTU_TRIES), "-W", str(wait_s), network.plan.node_address[target]]
     # ping ends with 1 where nothing came back, and echoes are what is counted
     said = network.nodes[source].run(["sh", "-c", '"$@" || true', "sh", *command], timeout_s=wait_s + 10)
     return bool(_PING_TIME.search(said))
+
+
+def count_answers(network: Network, source: str, target: str, *, within_ms: float) -> int:
+    """How many of some pings come back to a node that is expected to hear nothing."""
+    wait_s = 1 + int(within_ms / 1e3)
+    command = ["ping", "-n", "-c", "5", "-i", "0.02", "-W", str(wait_s), network.plan.node_address[target]]
+    # ping ends with 1 where nothing came back, and the answers are what is counted
+    out = network.nodes[source].run(["sh", "-c", '"$@" || true', "sh", *command], timeout_s=wait_s + 10)
+    return len(_PING_TIME.findall(out))
 
 
 def measure_goodput_mbps(

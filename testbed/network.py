@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from mininet.link import Link as MininetLink
 from mininet.net import Mininet
@@ -20,13 +20,18 @@ from testbed.errors import NetworkBroke, TestbedError
 from testbed.nodes.namespace import NamespaceNode, User, check_shell_safe
 from testbed.plan import CONTROL_PORT, CORE, NODE_INTERFACE, NetworkPlan, plan_network
 from testbed.session import Session
-from testbed.shaping import netem, nfqueue, paths, rate
+from testbed.shaping import lines, netem, nfqueue, paths, rate
+from testbed.shaping.control import DelayControl
 from testbed.topology import Topology
 
 READY_TIMEOUT_S = 10.0
-NETEM_TOLERANCE_MS = 0.01
-NETEM_TOLERANCE_LOSS = 1e-6
 PROJECT = Path(__file__).resolve().parent.parent
+
+
+def delay_asked(topology: Topology) -> Literal["auto", "netem", "nfqueue"]:
+    """How delays are to be made. netem reorders packets with jitter, and once when a delay is shortened."""
+    changes_rtt = any(event.do == "rtt" for event in topology.events)
+    return "nfqueue" if topology.jitters or (changes_rtt and topology.delay == "auto") else topology.delay
 
 
 class Network:
@@ -34,6 +39,7 @@ class Network:
 
     Attributes:
         plan: what was made.
+        now: the same with the figures of this moment (events change them).
         delay: how delays are made here, ``netem`` or ``nfqueue``.
         net: the Mininet object (its command line works on it).
         nodes: name -> node, for nodes, routers and the core.
@@ -43,9 +49,10 @@ class Network:
         self, topology: Topology, expose: list[Path] | None = None, user: User | None = None
     ) -> None:
         self.plan: NetworkPlan = plan_network(topology)
+        self.now = self.plan
         self.topology = topology
         self.user = user or User.invoking()
-        asked = "nfqueue" if topology.jitters else topology.delay  # netem's jitter reorders packets
+        asked = delay_asked(topology)
         self.delay = choose_delay(asked) if self.plan.delays else "none"
         self.session = Session(f"network {topology.name}")
         interpreter = [Path(sys.base_prefix), Path(sys.prefix), PROJECT]
@@ -54,6 +61,7 @@ class Network:
         self.net: Mininet
         self.tcp_settings: dict[str, dict[str, str]] = {}  # node -> what the kernel says it has
         self.delay_line: subprocess.Popen[str] | None = None
+        self.delay_control: DelayControl | None = None
         self.delay_stats_file = self.session.folder / "delayline.json"
 
     def __enter__(self) -> Self:
@@ -78,6 +86,8 @@ class Network:
             self.nodes.clear()
             if self.delay_line is not None:
                 self.delay_line.wait(timeout=READY_TIMEOUT_S)
+            if self.delay_control is not None:
+                self.delay_control.close()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
@@ -108,18 +118,18 @@ class Network:
         describe(self.plan, pids, self.delay, self.session.folder)
 
     def _configure_addresses(self) -> None:
-        lines: dict[str, list[str]] = {name: ["link set dev lo up"] for name in self.nodes}
+        batches: dict[str, list[str]] = {name: ["link set dev lo up"] for name in self.nodes}
         for veth in self.plan.veths:
             for name, interface, address in (veth.left, veth.right):
-                lines[name] += [
+                batches[name] += [
                     f"link set dev {interface} mtu {self.topology.mtu} up",
                     f"address add {address} dev {interface}",
                 ]
         control = self.topology.tcp.congestion_control
         for name, destination, via in self.plan.routes:
             suffix = f" congctl {control}" if name in self.plan.node_address else ""
-            lines[name].append(f"route add {destination} via {via}{suffix}")
-        for name, commands in lines.items():
+            batches[name].append(f"route add {destination} via {via}{suffix}")
+        for name, commands in batches.items():
             self.nodes[name].batch("ip", commands)
         if mtus := paths.mtu_commands(self.plan):
             core = self.nodes[CORE]
@@ -158,7 +168,7 @@ class Network:
             }
 
     def _no_super_packets(self) -> None:
-        """One lost super-packet would be up to 45 lost segments: where packets are lost or queues short, offloads are off."""
+        """A super-packet of up to 45 segments is lost as one, overflows a short queue, outlasts points of a slow trace."""
         for veth in self.plan.veths:
             for name, interface, _ in (veth.left, veth.right):
                 node = self.nodes[name]
@@ -180,14 +190,7 @@ class Network:
             self.nodes[name].make_private(hosts, empty, self.exposed, self.user)
 
     def _shape(self) -> None:
-        lines: dict[str, list[str]] = {}
-        for link in self.plan.links:
-            lines.setdefault(link.owner, []).extend(rate.commands(link))
-        if self.delay == "netem":
-            lines[CORE].extend(netem.commands(self.plan))
-        elif self.delay == "nfqueue":
-            lines[CORE].extend(paths.commands(self.plan))
-        for name, commands in lines.items():
+        for name, commands in lines.commands(self.plan, self.delay).items():
             self.nodes[name].batch("tc", commands)
         of_core = {}
         for link in self.plan.links:
@@ -200,22 +203,24 @@ class Network:
 
     def _start_delay(self) -> None:
         if self.delay == "netem":
-            self._verify_netem()
+            netem.verify(self.plan, self.nodes[CORE].run(["tc", "-j", "qdisc", "show"]))
         if self.delay != "nfqueue":
             return
         core = self.nodes[CORE]
         config = self.session.folder / "delayline-config.json"
         nfqueue.write_config(self.plan, config)
         log = (self.session.folder / "delayline.log").open("wb")
+        self.delay_control = DelayControl()
         self.delay_line = core.start_root(
             ["chrt", "-f", "50", sys.executable, "-m", "testbed.shaping.delayline", str(config)]
             + [str(self.delay_stats_file)],
-            stdin=subprocess.DEVNULL,
+            stdin=self.delay_control.theirs,
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=PROJECT,
         )
         log.close()
+        self.delay_control.started()
         for rule in nfqueue.rules(self.plan, iptables_command()):
             core.run(rule)
         deadline = time.monotonic() + READY_TIMEOUT_S
@@ -226,22 +231,6 @@ class Network:
                 raise TestbedError(f"the delay line did not start: {last}")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.delay_line.wait(0.01)
-
-    def _verify_netem(self) -> None:
-        shown = json.loads(self.nodes[CORE].run(["tc", "-j", "qdisc", "show"]))
-        got = {(q["dev"], q["parent"]): q["options"] for q in shown if q["kind"] == "netem"}
-        for delay, minor in paths.classes(self.plan):
-            options = got.pop((delay.to_interface, f"1:{minor:x}"), {})
-            delay_ms = options.get("delay", {}).get("delay", 0.0) * 1e3
-            loss = options.get("loss-random", {}).get("loss", 0.0)
-            if (
-                abs(delay_ms - delay.delay_ms) > NETEM_TOLERANCE_MS
-                or abs(loss - delay.loss) > NETEM_TOLERANCE_LOSS
-            ):
-                raise TestbedError(
-                    f"{delay.source} to {delay.target}: asked netem for {delay.delay_ms:g} ms and a loss of"
-                    f" {delay.loss:g}, the kernel reports {delay_ms:g} ms and {loss:g}"
-                )
 
     def delay_stats(self, *, fresh: bool = False) -> dict[str, Any] | None:
         """The delay line's latest statistics; None where netem delays (the kernel keeps none).

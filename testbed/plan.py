@@ -8,6 +8,7 @@ sites, which (unlike delays per site) can express any matrix of round-trip times
 
 from dataclasses import dataclass
 
+from testbed.events.checks import highest_event_rate_mbps, longest_event_rtt_ms
 from testbed.linkmodel import DEFAULT_QUEUE_BDP, Pair, Queued
 from testbed.topology import Topology
 
@@ -89,6 +90,15 @@ class DelayClass:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """Packets that a router would forward between these interfaces (None: any) are lost without a word."""
+
+    owner: str
+    from_interface: str | None
+    to_interface: str | None
+
+
+@dataclass(frozen=True)
 class NetworkPlan:
     """All that a topology needs, whichever way delays are made."""
 
@@ -99,6 +109,7 @@ class NetworkPlan:
     routes: tuple[tuple[str, str, str], ...]  # namespace, destination, via
     links: tuple[Link, ...]
     delays: tuple[DelayClass, ...]
+    cuts: frozenset[Cut] = frozenset()  # none in a new network; events cut
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -120,7 +131,8 @@ class NetworkPlan:
         """Whether offloads must be off: a loss or a short queue would hit 45 segments of a super-packet at once."""
         queues = [link.queue_bytes for link in self.links] + [d.queue_bytes for d in self.delays]
         queues += [link.node_uplink.queue_bytes for link in self.links if link.node_uplink]
-        return self.topology.loses or min(queues) < SUPER_PACKETS_PER_QUEUE
+        follows_a_trace = any(event.do == "trace" for event in self.topology.events)
+        return self.topology.loses or follows_a_trace or min(queues) < SUPER_PACKETS_PER_QUEUE
 
     def path(self, source: str, target: str) -> DelayClass:
         """The path from one site to another."""
@@ -151,6 +163,10 @@ class NetworkPlan:
         veth = next(v for v in self.veths if v.left[0] == self.routers[site] and v.right[0] == CORE)
         return veth.right[2].split("/")[0]
 
+    def rtt_ms(self, one: str, other: str) -> float:
+        """Round-trip time between two sites, in ms."""
+        return sum(d.delay_ms for d in self.delays if {d.source, d.target} == {one, other})
+
     def site_of_address(self) -> dict[str, str]:
         """Node address -> site."""
         return {self.node_address[node]: site for node, site in self.topology.nodes.items()}
@@ -179,6 +195,7 @@ def plan_network(topology: Topology) -> NetworkPlan:
     links: list[Link] = []
     wan = topology.wan if len(topology.sites) > 1 else None
     longest_rtt_ms = max((pair.rtt_ms for pair in wan.pairs), default=0.0) if wan else 0.0
+    longest_rtt_ms = max(longest_rtt_ms, longest_event_rtt_ms(topology.events))
 
     for i, (site, spec) in enumerate(topology.sites.items(), start=1):
         router = routers[site]
@@ -204,8 +221,10 @@ def plan_network(topology: Topology) -> NetworkPlan:
         veths.append(Veth((router, "up", f"172.31.{i}.2/30"), (CORE, f"s{i}", f"172.31.{i}.1/30")))
         routes.append((router, "default", f"172.31.{i}.1"))
         routes.append((CORE, f"10.{i}.0.0/16", f"172.31.{i}.2"))
-        up_queue = queue_bytes(uplink.up, longest_rtt_ms, wan)
-        down_queue = queue_bytes(uplink.down, longest_rtt_ms, wan)
+        up_rate = max(uplink.up, highest_event_rate_mbps(topology.events, f"{site}/up"))
+        down_rate = max(uplink.down, highest_event_rate_mbps(topology.events, f"{site}/down"))
+        up_queue = queue_bytes(up_rate, longest_rtt_ms, wan)
+        down_queue = queue_bytes(down_rate, longest_rtt_ms, wan)
         others = [other for other in topology.sites if other != site]
         own_share = sum(_has_own_class(topology.pair(site, other)) for other in others) / len(others)
         links.append(Link(f"{site}/up", router, "up", uplink.up, up_queue, counts_control=True))

@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from testbed.access import AccessMeasured, measure_accesses
+from testbed.events.darkness import is_dark, lit_node
 from testbed.measure import (
     UDP_HEADER_BYTES,
+    count_answers,
     measure_goodput_mbps,
     measure_mtu_kept,
     measure_rtt_ms,
@@ -53,11 +55,15 @@ class Measured:
     cap_mbps: float | None = None
     mtu: int | None = None  # of this path, in bytes of IP
     mtu_kept: bool | None = None  # a packet of that size passed, one of a byte more did not
+    answers: int | None = None  # to pings over a path that is down by an event; None for all others
 
     @property
     def problems(self) -> list[str]:
         """What is off, as sentences; empty when the link keeps its promise."""
-        found = []
+        found: list[str] = []
+        if self.answers is not None:
+            said = f"{self.source}-{self.target}: is down by an event, yet {self.answers} pings were answered"
+            return [said] if self.answers else []
         allowed_ms = max(RTT_TOLERANCE_MS, RTT_TOLERANCE_SHARE * self.rtt_wanted_ms) + self.jitter_wanted_ms
         if abs(self.rtt_ms - self.rtt_wanted_ms) > allowed_ms:
             found.append(
@@ -130,9 +136,9 @@ def batches(network_delays: tuple[DelayClass, ...], rates_mbps: list[float]) -> 
 
 
 def _measure(network: Network, delay: DelayClass, rtt_ms: float, number: int) -> Measured:
-    topology, source, target = network.topology, delay.source, delay.target
-    one, other = topology.nodes_of(source)[0], topology.nodes_of(target)[0]
-    rate_mbps = network.plan.wan_rate_mbps(source, target)
+    source, target = delay.source, delay.target
+    one, other = _ends(network, delay)
+    rate_mbps = network.now.rate_mbps(one, other)
     packets = lost = 0
     mtu = network.plan.mtu(source, target)
     mtu_kept = measure_mtu_kept(network, one, other, mtu) if delay.mtu else None
@@ -147,12 +153,12 @@ def _measure(network: Network, delay: DelayClass, rtt_ms: float, number: int) ->
         )
     else:
         possible = goodput_mbps(rate_mbps, mtu)
-        seconds, omit = _seconds_for(rate_mbps, topology.rtt_ms(source, target))
+        seconds, omit = _seconds_for(rate_mbps, network.now.rtt_ms(source, target))
         goodput = measure_goodput_mbps(network, one, other, seconds=seconds, omit=omit)
     return Measured(
         source=source,
         target=target,
-        rtt_wanted_ms=topology.rtt_ms(source, target),
+        rtt_wanted_ms=network.now.rtt_ms(source, target),
         rtt_ms=rtt_ms,
         rate_wanted_mbps=rate_mbps,
         goodput_wanted_mbps=possible,
@@ -168,25 +174,47 @@ def _measure(network: Network, delay: DelayClass, rtt_ms: float, number: int) ->
     )
 
 
-def _rtt_ms(network: Network, delay: DelayClass) -> float:
+def _ends(network: Network, delay: DelayClass) -> tuple[str, str]:
+    """The nodes that measure a path: the first of each site that no event has taken down."""
+    one, other = lit_node(network.now, delay.source), lit_node(network.now, delay.target)
     nodes_of = network.topology.nodes_of
-    return measure_rtt_ms(network, nodes_of(delay.source)[0], nodes_of(delay.target)[0])
+    return one or nodes_of(delay.source)[0], other or nodes_of(delay.target)[0]
+
+
+def _rtt_ms(network: Network, delay: DelayClass) -> float:
+    return measure_rtt_ms(network, *_ends(network, delay))
+
+
+def _measure_dark(network: Network, delay: DelayClass) -> Measured:
+    """A path that is down keeps its promise by silence."""
+    rtt_ms = network.now.rtt_ms(delay.source, delay.target)
+    answers = count_answers(network, *_ends(network, delay), within_ms=rtt_ms + 2 * delay.jitter_ms)
+    return Measured(
+        source=delay.source,
+        target=delay.target,
+        rtt_wanted_ms=rtt_ms,
+        rtt_ms=0.0,
+        rate_wanted_mbps=0.0,
+        goodput_wanted_mbps=0.0,
+        goodput_mbps=0.0,
+        answers=answers,
+    )
 
 
 def probe(network: Network) -> Probe:
     """Measures every ordered pair of sites between their first nodes, and what links they leave out.
 
-    RTTs first, one pair of sites after the other; then rates, at once where paths share no link; then again, alone,
-    what was off; then the links that no pair fills.
+    Paths that events have taken down must be silent. RTTs first, one pair of sites after the other; then rates, at
+    once where paths share no link; then again, alone, what was off; then the links that no pair fills.
     """
     began = time.monotonic()
-    delays = network.plan.delays
+    delays = tuple(delay for delay in network.now.delays if not is_dark(network.now, delay))
     rtts: dict[frozenset[str], float] = {}
     for delay in delays:
         key = frozenset((delay.source, delay.target))
         if key not in rtts:
             rtts[key] = _rtt_ms(network, delay)
-    rates = [network.plan.wan_rate_mbps(delay.source, delay.target) for delay in delays]
+    rates = [network.now.wan_rate_mbps(delay.source, delay.target) for delay in delays]
     measured: list[Measured] = []
     for group in batches(delays, rates):
         with ThreadPoolExecutor(len(group)) as pool:
@@ -201,5 +229,6 @@ def probe(network: Network) -> Probe:
         for delay in delays:
             if (delay.source, delay.target) in off:
                 measured.append(_measure(network, delay, _rtt_ms(network, delay), number))
+    measured += [_measure_dark(network, delay) for delay in network.now.delays if delay not in delays]
     links = tuple(measure_accesses(network))
     return Probe(tuple(measured), time.monotonic() - began, links)

@@ -15,3 +15,7 @@ THROTTLED_SHARE = 0.01
 """Time in which a control group's quota held this process back, as a share of the wall time."""
 OVERRUN_SHARE = 0.05
 """Paced steps that took more than 5 % longer than their pace, as a share of all."""
+EVENT_LATE_S = 0.25
+"""A change by an event that was in effect so much later than asked for was another one."""
+EVENT_RESTART_LATE_S = 2.0
+"""Starting a program again takes the time that a program takes to start."""

@@ -10,6 +10,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from testbed.errors import TopologyError
+from testbed.events.checks import check_events
+from testbed.events.kinds import Events
+from testbed.events.traces import inline_traces
 from testbed.linkmodel import MAX_MTU, MIN_MTU, Lan, Pair, Uplink, Wan
 from testbed.nodemodel import NodeSettings
 from testbed.units import RATE_PATTERN
@@ -61,6 +64,7 @@ class Topology(Strict):
     mtu: int = Field(default=1500, ge=MIN_MTU, le=MAX_MTU)
     tcp: Tcp = Tcp()
     node_settings: dict[str, NodeSettings] = Field(default_factory=dict, alias="nodes")
+    events: Events = Field(default_factory=list)
 
     @field_validator("sites")
     @classmethod
@@ -90,6 +94,7 @@ class Topology(Strict):
                 raise ValueError(f"nodes: found the unknown node {node!r}; allowed: {', '.join(seen)}")
         if len(self.sites) > 1:
             self._check_pairs()
+        check_events(self.events, self)
         if self.delay == "netem" and self.jitters:
             raise ValueError(
                 "delay: found netem together with jitter_ms, which reorders packets there; allowed: auto, nfqueue"
@@ -98,13 +103,15 @@ class Topology(Strict):
 
     @property
     def jitters(self) -> bool:
-        """Whether any path has jitter."""
-        return any(pair.jitter_ms for pair in self.wan.pairs) if self.wan else False
+        """Whether any path has jitter, now or by an event."""
+        by_event = any(e.do == "rtt" and e.jitter_ms for e in self.events)
+        return by_event or (any(pair.jitter_ms for pair in self.wan.pairs) if self.wan else False)
 
     @property
     def loses(self) -> bool:
-        """Whether any path loses packets."""
-        return any(pair.loss for pair in self.wan.pairs) if self.wan else False
+        """Whether any path loses packets, now or by an event."""
+        by_event = any(e.do == "loss" and e.loss for e in self.events)
+        return by_event or (any(pair.loss for pair in self.wan.pairs) if self.wan else False)
 
     def _check_pairs(self) -> None:
         if self.wan is None:
@@ -175,6 +182,7 @@ class Topology(Strict):
 
 def topology_from(data: dict[str, Any], file: str) -> Topology:
     """Checks a mapping; raises TopologyError with one sentence that names the file and the key."""
+    data = inline_traces(data, Path(file).parent)
     try:
         return Topology.model_validate(data)
     except ValidationError as error:
@@ -205,7 +213,7 @@ def json_schema() -> dict[str, Any]:
     number_or_unit = {"anyOf": [{"type": "number"}, {"type": "string", "pattern": RATE_PATTERN}]}
     for definition in schema["$defs"].values():
         for name, field in definition.get("properties", {}).items():
-            if name.endswith("_mbps"):
+            if name.endswith("_mbps") and "prefixItems" not in json.dumps(field):
                 definition["properties"][name] = number_or_unit | {"title": field.get("title", name)}
     return schema
 

@@ -55,13 +55,15 @@ def load_yaml(path: Path) -> dict[str, Any]:
 def _valid_names(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
     """Names allowed where an unknown key was found, by walking the model along the error's location."""
     current: Any = model
+    choices: list[type[BaseModel]] = []
     for part in location[:-1]:
         field = _fields(current).get(part)
         if field is None:
-            continue  # a dict key or a list index: the model stays the same
-        for candidate in _models_in(field.annotation):
-            current = candidate
-            break
+            # the tag of a union, a dict key or a list index (for those the model stays the same)
+            current = next((m for m in choices if part in _tags(m)), current)
+            continue
+        choices = _models_in(field.annotation)
+        current = choices[0] if choices else current
     return sorted(_fields(current))
 
 
@@ -69,6 +71,12 @@ def _fields(model: Any) -> dict[Any, Any]:
     """Key as it is written (the alias where there is one) -> field."""
     fields = getattr(model, "model_fields", {}) if isinstance(model, type) else {}
     return {field.alias or name: field for name, field in fields.items()}
+
+
+def _tags(model: type[BaseModel]) -> tuple[Any, ...]:
+    """The verbs that choose a model of events."""
+    field = model.model_fields.get("do")
+    return getattr(field.annotation, "__args__", ()) if field else ()
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -92,6 +100,11 @@ def sentence(error: ValidationError, model: type[BaseModel], file: str) -> str:
         return f"{file}: {key}: unknown key; {hint}allowed: {', '.join(names)}"
     if first["type"] == "missing":
         return f"{file}: {key}: found nothing, allowed is a value: this key is required"
+    if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        context = first["ctx"]
+        name, allowed = context["discriminator"].strip("'"), context.get("expected_tags")
+        found = repr(context["tag"]) if "tag" in context else "nothing"
+        return f"{file}: {key}.{name}: found {found}, allowed: {allowed or 'a verb, see docs/events.md'}"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error" and not location:
         return f"{file}: {message}"

@@ -3,7 +3,8 @@
 Started in the core's namespace as ``python -m testbed.shaping.delayline CONFIG STATS``. Packets stay in the
 kernel; only their metadata is copied here, and packets whose time has come are released by batch verdict. The
 wait counts from the kernel's own time stamp of a packet, so that a late wake-up of this process does not add to
-it. Delay never reorders: with jitter a packet is due no earlier than the one before it. Lost packets are dropped on arrival. STATS (JSON) is rewritten every half second with how
+it. Delay never reorders: a packet is due no earlier than the one before it, with jitter and when a delay is shortened
+while it runs (``testbed.shaping.control``, on standard input). Lost packets are dropped on arrival. STATS (JSON) is rewritten every half second with how
 late packets were released, which is what decides whether a run may be believed.
 
 Nothing from outside the standard library is loaded: no binding on PyPI offers both the GSO flag and batch verdicts. Message formats are those
@@ -16,6 +17,7 @@ import random
 import select
 import signal
 import socket
+import stat
 import struct
 import sys
 import time
@@ -23,6 +25,7 @@ from collections import deque
 from pathlib import Path
 
 from testbed.lateness import Lateness
+from testbed.shaping.control import Obedience
 
 NETLINK_NETFILTER = 12
 NFNL_SUBSYS_QUEUE = 3
@@ -125,8 +128,14 @@ def kernel_drops() -> int:
 class DelayLine:
     """Binds the queues and runs until SIGTERM."""
 
-    def __init__(self, paths: dict[int, tuple[float, float, float]], max_packets: int, stats: Path) -> None:
-        """``paths``: queue number -> (delay ms, jitter ms, share of packets lost)."""
+    def __init__(
+        self,
+        paths: dict[int, tuple[float, float, float]],
+        max_packets: int,
+        stats: Path,
+        control: socket.socket | None = None,
+    ) -> None:
+        """``paths``: queue number -> (delay ms, jitter ms, share of packets lost); ``control``: for other figures."""
         self.paths = {
             queue: (delay / 1e3, jitter / 1e3, loss) for queue, (delay, jitter, loss) in paths.items()
         }
@@ -137,6 +146,7 @@ class DelayLine:
         self.clock = ArrivalClock()
         self.stats = stats
         self.stopping = False
+        self.control = Obedience(control, self.paths) if control else None
         self.sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
         self.sock.bind((0, 0))
         self.sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)
@@ -174,7 +184,8 @@ class DelayLine:
         waiting = self.waiting[queue]
         if jitter_s:
             due += self.random.uniform(-jitter_s, jitter_s)
-            due = max(due, waiting[-1][0]) if waiting else due
+        if waiting and due < waiting[-1][0]:
+            due = waiting[-1][0]
         waiting.append((due, packet))
 
     def _verdict(self, kind: int, queue: int, verdict: int, packet: int) -> None:
@@ -195,6 +206,14 @@ class DelayLine:
             if waiting:
                 next_due = min(next_due, waiting[0][0])
         return max(0.0, next_due - EARLY_S - time.monotonic())
+
+    def _controls(self) -> list[socket.socket]:
+        return [self.control.sock] if self.control else []
+
+    def _obey(self) -> None:
+        last_due = {queue: waiting[-1][0] for queue, waiting in self.waiting.items() if waiting}
+        if self.control and not self.control.obey(last_due):
+            self.control = None
 
     def write_stats(self) -> None:
         """Replaces the statistics file in one step."""
@@ -221,8 +240,10 @@ class DelayLine:
                 timeout_s = wait_s - SPIN_S
             else:
                 timeout_s = 0.0 if slept_long else wait_s
-            select.select([self.sock], [], [], timeout_s)
+            asked, _, _ = select.select([self.sock, *self._controls()], [], [], timeout_s)
             self._receive()
+            if self.control and self.control.sock in asked:
+                self._obey()
             wait_s = self._release()
             slept_long = slept_long and self.lateness.packets == released
             if time.monotonic() >= stats_due:
@@ -235,7 +256,9 @@ def main() -> int:
     """Reads CONFIG, binds, writes the first STATS as the sign of being ready, and runs."""
     config = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     paths = {int(queue): (float(d), float(j), float(p)) for queue, (d, j, p) in config["queues"].items()}
-    line = DelayLine(paths, int(config["max_packets"]), Path(sys.argv[2]))
+    is_socket = stat.S_ISSOCK(os.fstat(0).st_mode)
+    control = socket.socket(fileno=os.dup(0)) if is_socket else None
+    line = DelayLine(paths, int(config["max_packets"]), Path(sys.argv[2]), control)
 
     def stop(*_: object) -> None:
         line.stopping = True

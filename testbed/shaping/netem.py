@@ -7,9 +7,15 @@ and 100 ms; here it holds what is in flight and the link's queue. A limit in pac
 their delay is over, and wait there for their turn.
 """
 
+import json
+
+from testbed.errors import TestbedError
 from testbed.plan import DelayClass, NetworkPlan
 from testbed.shaping.paths import classes, path_class, path_filter
 from testbed.units import WIRE_BYTES_PER_SEGMENT
+
+TOLERANCE_MS = 0.01
+TOLERANCE_LOSS = 1e-6
 
 
 def limit_packets(delay: DelayClass) -> int:
@@ -32,3 +38,17 @@ def commands(plan: NetworkPlan) -> list[str]:
             path_filter(delay, minor),
         ]
     return lines
+
+
+def verify(plan: NetworkPlan, qdisc_show: str) -> None:
+    """Compares ``tc -j qdisc show`` of the core with what was asked; raises TestbedError when they differ."""
+    got = {(q["dev"], q["parent"]): q["options"] for q in json.loads(qdisc_show) if q["kind"] == "netem"}
+    for delay, minor in classes(plan):
+        options = got.pop((delay.to_interface, f"1:{minor:x}"), {})
+        delay_ms = options.get("delay", {}).get("delay", 0.0) * 1e3
+        loss = options.get("loss-random", {}).get("loss", 0.0)
+        if abs(delay_ms - delay.delay_ms) > TOLERANCE_MS or abs(loss - delay.loss) > TOLERANCE_LOSS:
+            raise TestbedError(
+                f"{delay.source} to {delay.target}: asked netem for {delay.delay_ms:g} ms and a loss of"
+                f" {delay.loss:g}, the kernel reports {delay_ms:g} ms and {loss:g}"
+            )

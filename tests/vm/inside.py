@@ -23,7 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "netns"))
 import host
 
 from testbed import doctor
-from testbed.measure import measure_goodput_mbps
+from testbed.events.changes import State, apply
+from testbed.events.live import Live
+from testbed.events.schedule import Change, CutOff, LetThrough, SetPath, SetRate
+from testbed.measure import count_answers, measure_goodput_mbps
 from testbed.network import Network
 from testbed.plan import CORE
 from testbed.topology import Topology, topology_from
@@ -44,6 +47,8 @@ LATE_MS = {"netem": 4.0, "nfqueue": 8.0}
 way only is still found. Bare metal keeps 1 ms or 2 %."""
 LOSS = {"b c": 0.1}  # of "three"; each way
 LOSS_PINGS = 200
+CHANGED = {"rtt_ms": 100.0, "rate_mbps": 2.0, "loss": 0.2}
+"""What an event makes of "two"; loss each way."""
 TRIES = 6
 SECONDS = 3
 
@@ -85,7 +90,7 @@ def best_rtt_ms(network: Network, pair: str) -> list[float]:
     fastest: list[float] = []
     while len(fastest) < TRIES:
         fastest.append(min(ping_ms(network, f"{one}-0", f"{other}-0")))
-        if -EARLY_MS <= fastest[-1] - network.topology.rtt_ms(one, other) <= LATE_MS[network.delay]:
+        if -EARLY_MS <= fastest[-1] - network.now.rtt_ms(one, other) <= LATE_MS[network.delay]:
             break
         time.sleep(1)
     return fastest
@@ -126,12 +131,12 @@ def flow(network: Network, pair: str) -> dict[str, float]:
     return {"rate_mbps": rate_mbps, "rtt_ms": max(rtts), "queue_bytes": max(waiting)}
 
 
-def best_flow(network: Network, pair: str) -> list[dict[str, float]]:
+def best_flow(network: Network, pair: str, wanted_mbps: float = RATE_MBPS) -> list[dict[str, float]]:
     """Up to TRIES flows; the last is the one that counts."""
     flows: list[dict[str, float]] = []
     while len(flows) < TRIES:
         flows.append(flow(network, pair))
-        if abs(flows[-1]["rate_mbps"] / RATE_MBPS - 1) <= RATE_TOLERANCE_SHARE:
+        if abs(flows[-1]["rate_mbps"] / wanted_mbps - 1) <= RATE_TOLERANCE_SHARE:
             break
     return flows
 
@@ -162,6 +167,47 @@ def measure(name: str, mechanism: str) -> dict[str, Any]:
     return facts
 
 
+def change(mechanism: str) -> dict[str, Any]:
+    """A network whose figures change while it is up: what is measured before, then, and after they are restored.
+
+    Every change is read back by the code under test; a difference there is an error of this part.
+    """
+    changes: list[Change] = [
+        SetPath(("a", "b"), "rtt_ms", CHANGED["rtt_ms"]),
+        SetRate("a/down", CHANGED["rate_mbps"]),
+        SetPath(("a", "b"), "loss", CHANGED["loss"]),
+    ]
+    undo: list[Change] = [
+        SetPath(("a", "b"), "rtt_ms", None),
+        SetRate("a/down", None),
+        SetPath(("a", "b"), "loss", None),
+    ]
+    facts: dict[str, Any] = {}
+    with Network(topology("two", mechanism)) as network, Live(network) as live:
+        state = State(network.plan)
+
+        def become(*now: Change) -> None:
+            nonlocal state
+            for one in now:
+                state = apply(state, one, network.plan)
+            live.follow(state.plan)
+
+        facts["before_ms"] = best_rtt_ms(network, "a b")
+        become(changes[0])
+        facts["changed_ms"] = best_rtt_ms(network, "a b")
+        become(changes[1])
+        facts["changed_flows"] = best_flow(network, "b a", CHANGED["rate_mbps"])
+        become(changes[2])
+        facts["answered"] = len(ping_ms(network, "a-0", "b-0", LOSS_PINGS))
+        become(*undo, CutOff(1, "pair", ("a", "b")))
+        facts["dark"] = count_answers(network, "a-0", "b-0", within_ms=100)
+        become(LetThrough())
+        facts["after_ms"] = best_rtt_ms(network, "a b")
+        facts["after_flows"] = best_flow(network, "b a", RATE_MBPS)
+        facts["as_planned"] = network.now == network.plan
+    return facts
+
+
 def examine() -> dict[str, Any]:
     """What ``dilocox doctor`` finds, and what it chooses."""
     return {
@@ -178,6 +224,7 @@ def main() -> int:
         for name in RTTS_MS
         for mechanism in MECHANISMS
     }
+    parts |= {f"events {mechanism}": partial(change, mechanism) for mechanism in MECHANISMS}
     facts: dict[str, Any] = {"kernel": os.uname().release}
     for part, function in parts.items():
         began = time.monotonic()

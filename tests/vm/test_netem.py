@@ -100,3 +100,20 @@ def test_the_kernel_has_exactly_the_delays_and_losses_of_the_plan(facts, name, m
 @everywhere
 def test_nothing_is_left_behind(facts, name, mechanism):
     assert part(facts, f"{name} {mechanism}")["left"] == {}
+
+
+@both
+def test_figures_change_while_the_network_is_up_and_come_back(facts, mechanism):
+    measured = part(facts, f"events {mechanism}")
+    early, late = inside.EARLY_MS, inside.LATE_MS[mechanism]
+    for when, wanted in (("before", 40.0), ("changed", inside.CHANGED["rtt_ms"]), ("after", 40.0)):
+        rtts = measured[f"{when}_ms"]
+        assert -early <= rtts[-1] - wanted <= late, f"{when}: {rtts} for {wanted} ms"
+    for when, wanted in (("changed", inside.CHANGED["rate_mbps"]), ("after", inside.RATE_MBPS)):
+        rates = [flow["rate_mbps"] for flow in measured[f"{when}_flows"]]
+        assert rates[-1] == pytest.approx(wanted, rel=inside.RATE_TOLERANCE_SHARE), f"{when}: {rates} Mbit/s"
+    both_ways = (1 - inside.CHANGED["loss"]) ** 2
+    sigma = math.sqrt(inside.LOSS_PINGS * both_ways * (1 - both_ways))
+    assert abs(measured["answered"] - inside.LOSS_PINGS * both_ways) <= 4 * sigma
+    assert measured["dark"] == 0
+    assert measured["as_planned"]
