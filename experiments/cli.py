@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +17,9 @@ from rich.table import Column, Table
 from experiments import commands_results
 from experiments.errors import RequestError, RunFailure
 from testbed.errors import TestbedError, TopologyError
+
+if TYPE_CHECKING:
+    from testbed.topology import Topology
 
 app = typer.Typer(
     name="dilocox",
@@ -96,11 +99,22 @@ def topology_show(topology: TopologyArgument) -> None:
     for link in plan.links:
         goodput = goodput_mbps(link.rate_mbps, loaded.mtu)
         links.add_row(link.name, f"{link.rate_mbps:g}", f"{goodput:.1f}", f"{link.queue_bytes / 1e3:.0f}")
+        if own := link.node_uplink:
+            name = link.name.removesuffix("/down") + (
+                "/wan-down" if link.name.endswith("/down") else "/wan-up"
+            )
+            goodput = goodput_mbps(own.rate_mbps, loaded.mtu)
+            links.add_row(name, f"{own.rate_mbps:g}", f"{goodput:.1f}", f"{own.queue_bytes / 1e3:.0f}")
     out.print(links)
     for delay in plan.delays:
-        out.print(
-            f"{delay.source} to {delay.target}: {delay.delay_ms:g} ms one way, {2 * delay.delay_ms:g} ms round trip"
-        )
+        text = f"{delay.source} to {delay.target}: {delay.delay_ms:g} ms one way, {2 * delay.delay_ms:g} ms round trip"
+        if delay.cap_mbps is not None:
+            text += f", at most {delay.cap_mbps:g} Mbit/s"
+        if delay.own_class:
+            text += f", queue {delay.queue_bytes / 1e3:.0f} kB"
+        if delay.mtu is not None:
+            text += f", MTU {delay.mtu} bytes"
+        out.print(text, soft_wrap=True)
     for number, event in enumerate(loaded.events, start=1):
         out.print(f"event {number}, {describe(event)}", soft_wrap=True, markup=False)
 
@@ -116,6 +130,7 @@ def topology_check(topology: TopologyArgument) -> None:
         f"{plan.topology.name}: {len(plan.topology.sites)} sites, {len(plan.node_address)} nodes,"
         f" {len(plan.links)} shaped links, {len(plan.delays)} delays: correct"
     )
+    _warn(plan.topology)
 
 
 @app.command()
@@ -197,12 +212,19 @@ def probe(
     from testbed.probe import probe as measure  # noqa: PLC0415
     from testbed.topology import load_topology  # noqa: PLC0415
 
-    with interruptible(), Network(load_topology(topology)) as network:
+    loaded = load_topology(topology)
+    _warn(loaded)
+    with interruptible(), Network(loaded) as network:
         measured = measure(network)
         delay = network.delay
     if as_json:
         pairs = [pair.row() for pair in measured.pairs]
-        typer.echo(json.dumps({"delay": delay, "seconds": measured.seconds, "pairs": pairs}, indent=2))
+        links = [link.row() for link in measured.links]
+        typer.echo(
+            json.dumps(
+                {"delay": delay, "seconds": measured.seconds, "pairs": pairs, "links": links}, indent=2
+            )
+        )
     else:
         heads = ("RTT asked", "measured ms", "payload possible", "Mbit/s", "lost", "ok")
         table = Table(Column("pair", no_wrap=True), *heads, box=None)
@@ -217,6 +239,12 @@ def probe(
                 "no" if pair.problems else "yes",
             )
         out.print(table)
+        if measured.links:
+            links_table = Table(Column("link", no_wrap=True), "payload possible", "Mbit/s", "ok", box=None)
+            for link in measured.links:
+                wanted, got = f"{link.goodput_wanted_mbps:.1f}", f"{link.goodput_mbps:.1f}"
+                links_table.add_row(link.link, wanted, got, "no" if link.problems else "yes")
+            out.print(links_table)
         out.print(f"delays by {delay}; {measured.seconds:.1f} s")
     for problem in measured.problems:
         err.print(problem, soft_wrap=True)
@@ -345,6 +373,8 @@ def run(
         apply_override(data, override)
     config = resolve_run(data, str(run_file), near=run_file.parent)
     check_data(config)
+    if config.topology and not isinstance(config.topology, str):
+        _warn(config.topology)
     run_dir = output or Path("runs") / "single" / config.name
     with Reporter(out, config.name) as reporter:
         record = execute_run(config, run_dir, reporter, resume=resume, pcap=pcap or [])
@@ -450,6 +480,14 @@ def methods(
         " defaults of the sources.",
         soft_wrap=True,
     )
+
+
+def _warn(topology: "Topology") -> None:
+    """Says what can be built but was probably not meant so."""
+    from testbed.suspicions import suspicions  # noqa: PLC0415
+
+    for sentence in suspicions(topology):
+        err.print(f"suspicious: {sentence}", soft_wrap=True, markup=False)
 
 
 def _print_record(record: dict[str, Any], run_dir: Path) -> None:

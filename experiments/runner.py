@@ -40,6 +40,7 @@ from testbed.nodes.namespace import User
 from testbed.probe import Probe, probe
 from testbed.programs import Programs
 from testbed.sockets import Flow, SocketWatch
+from testbed.suspicions import suspicions
 from testbed.thresholds import OVERRUN_SHARE
 from testbed.topology import Topology
 
@@ -445,6 +446,7 @@ def _store(evidence: Evidence) -> dict[str, Any]:
         else None,
         "links": {
             "delay": evidence.delay,
+            "suspicious": suspicions(config.topology) if isinstance(config.topology, Topology) else [],
             "wanted": [asdict(link) for link in evidence.network.plan.links] if evidence.network else [],
             "paths": [asdict(path) for path in evidence.network.plan.delays] if evidence.network else [],
             "tcp": evidence.network.tcp_settings if evidence.network else {},

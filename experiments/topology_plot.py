@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from testbed.events.kinds import describe
+from testbed.linkmodel import Lan, Uplink
 from testbed.topology import Topology
 
 MILLIMETRE = 1 / 25.4
@@ -20,11 +21,10 @@ def _rate(mbps: float) -> str:
     return f"{mbps / 1000:g} Gbit/s" if mbps >= 1000 else f"{mbps:g} Mbit/s"
 
 
-def _uplink(topology: Topology, site: str) -> str:
-    uplink = topology.uplink(site)
-    if uplink.up == uplink.down:
-        return _rate(uplink.up)
-    return f"{_rate(uplink.up)} up\n{_rate(uplink.down)} down"
+def _both(link: Lan | Uplink) -> str:
+    if link.up == link.down:
+        return _rate(link.up)
+    return f"{link.up:g} ↑ {link.down:g} ↓ Mbit/s"
 
 
 def draw(topology: Topology) -> Figure:
@@ -46,9 +46,12 @@ def draw(topology: Topology) -> Figure:
     for site, (x, y) in places.items():
         nodes = topology.nodes_of(site)
         lan = topology.sites[site].lan
-        text = f"{site}\n{len(nodes)} node{'s' if len(nodes) > 1 else ''}, {_rate(lan.up)} inside"
+        inside = _rate(lan.up) if lan.up == lan.down else f"{_both(lan)}"
+        text = f"{site}\n{len(nodes)} node{'s' if len(nodes) > 1 else ''}, {inside} inside"
         if len(sites) > 1:
-            text += f"\nuplink {_uplink(topology, site)}"
+            text += f"\nuplink {_both(topology.uplink(site))}"
+            own = dict.fromkeys(_both(link) for node in nodes if (link := topology.node_uplink(node)))
+            text += "".join(f"\neach node {figures}" for figures in own)
         axes.text(
             x,
             y,
@@ -93,6 +96,10 @@ def _path(
         if event.do == "rtt" and set(event.pair) == {one, other} and event.rtt_quartiles_ms:
             _, lower, median, upper, _ = event.rtt_quartiles_ms
             text = f"{lower:g} – {median:g} – {upper:g} ms\n{event.when}"
+    if pair.rate_mbps is not None:
+        text += f"\n{_rate(pair.rate_mbps)}"
+    if pair.mtu is not None:
+        text += f"\nMTU {pair.mtu}"
     if pair.loss:
         text += f"\n{100 * pair.loss:g} % lost"
     crosses = len(places) > 3 and math.hypot(x1 - x0, y1 - y0) > 1.5
