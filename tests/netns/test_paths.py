@@ -87,7 +87,13 @@ def test_a_packet_above_a_paths_mtu_does_not_pass_and_tcp_makes_its_segments_sma
     assert mean == pytest.approx(1214, rel=0.03)
 
 
-@pytest.mark.parametrize("change", ["no cap", "half a cap", "no filter"])
+long = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "change",
+    [pytest.param("no cap", marks=long), pytest.param("half a cap", marks=long), "no filter"],
+)
 def test_the_probe_catches_a_cap_that_is_not_applied(change):
     two = {**CAPPED, "sites": {"a": {}, "b": {}}}
     two["wan"] = {**CAPPED["wan"], "pairs": [{"between": ["a", "b"], "rtt_ms": 10, "rate_mbps": 100}]}
