@@ -87,3 +87,20 @@ def _config(name: str, model: str, replicas: int, stages: int) -> TrainerConfig:
         return TrainerConfig.model_validate(written)
     except ValidationError as error:
         raise RequestError(config_error_sentence(error, "methods", TrainerConfig)) from error
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as the table of docs/methods.md."""
+    lines = [
+        "| name | what it does | source | every | kB an exchange | kB a step | fewer |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        source = str(row["source"])
+        number = source.removeprefix("arXiv:")
+        linked = f"[{source}](https://arxiv.org/abs/{number})" if number != source else source
+        sizes = (
+            f"{row['exchange_bytes'] / 1e3:.1f} | {row['bytes_per_step'] / 1e3:.2f} | {row['reduction']:.0f}x"
+        )
+        lines.append(f"| `{row['name']}` | {row['does']} | {linked} | {row['every_steps']} | {sizes} |")
+    return "\n".join(lines)

@@ -1,6 +1,7 @@
 """What worker processes do as ranks; everything returned is JSON."""
 
 import hashlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,16 @@ def train(config: dict[str, Any], out: str, resume: bool = False) -> str:
     with connected(checked.parallel) as world:
         resumed = find(checked, world, folder, corpus.sha256) if resume else None
         return Trainer(checked, world, corpus, folder, resumed).run()["status"]
+
+
+def train_with_modules_of(folder: str, config: dict[str, Any], out: str) -> str:
+    """`train`, with a folder of modules that the configuration names."""
+    sys.path.insert(0, folder)
+    try:
+        return train(config, out)
+    finally:
+        sys.path.remove(folder)
+        sys.modules.pop("my_methods", None)
 
 
 def digest(tensor: torch.Tensor) -> str:

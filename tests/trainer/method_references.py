@@ -4,12 +4,13 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from reference import Weights, average, batch_loss, named, whole_model
+from reference import Weights, average, batch_loss, named, nesterov, whole_model
 
 from trainer.config import TrainerConfig
 from trainer.data import Sampler, load_corpus
 from trainer.inner import build_inner, learning_rate
 from trainer.methods.pairs import partner_in_round
+from trainer.methods.streaming_diloco import fragment_of
 
 Rule = Callable[[list[Weights], bool], list[Weights]]
 
@@ -128,3 +129,68 @@ def accumulated(config: TrainerConfig) -> tuple[list[float], dict[str, np.ndarra
             inner.zero_grad()
             waiting = 0
     return losses, named(model, list(model.parameters()))
+
+
+def sign_descent(config: TrainerConfig) -> list[float]:
+    """One process, the global batch, weights that move by the sign of the gradient."""
+    sampler = Sampler(load_corpus(config.data, config.seed), config.data.seq_len, config.seed)
+    model, losses = whole_model(config), []
+    for step in range(1, config.train.steps + 1):
+        model.zero_grad()
+        loss = batch_loss(model, sampler.batch(step, 0, config.parallel.replicas * config.train.batch_size))
+        loss.backward()
+        losses.append(loss.item())
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad.sign(), alpha=learning_rate(step, config.train))
+    return losses
+
+
+def streaming(config: TrainerConfig) -> tuple[list[list[float]], dict[str, np.ndarray]]:
+    """Fragment p starts after (p + 1) H / P of every H steps, is applied tau steps later, and merged."""
+    method, size, steps = config.method, config.train.batch_size, config.train.steps
+    layers = config.model.shape["layers"]
+    count, period, late = method.fragments(layers), method.local_steps, method.overlap_steps
+    sampler = Sampler(load_corpus(config.data, config.seed), config.data.seq_len, config.seed)
+    models = [whole_model(config) for _ in range(config.parallel.replicas)]
+    inners = [build_inner(dict(model.named_parameters()), config.train) for model in models]
+    weights = [dict(model.named_parameters()) for model in models]
+    members = [
+        [name for name in weights[0] if fragment_of(name, layers, method.fragment_layers) == p]
+        for p in range(count)
+    ]
+    theta = {name: p.detach().clone() for name, p in weights[0].items()}
+    outers = [nesterov(method.outer.lr, method.outer.momentum) for _ in range(count)]
+    arriving: dict[int, tuple[int, Weights]] = {}
+    losses: list[list[float]] = [[] for _ in models]
+
+    def mean_delta(p: int) -> Weights:
+        return average([[theta[n] - w[n].detach() for n in members[p]] for w in weights])
+
+    def apply(p: int, delta: Weights) -> None:
+        moved = outers[p]([theta[name] for name in members[p]], delta)
+        theta.update(zip(members[p], moved, strict=True))
+        with torch.no_grad():
+            for w in weights:
+                for name in members[p]:
+                    w[name].copy_(method.merge_alpha * w[name] + (1 - method.merge_alpha) * theta[name])
+
+    for step in range(1, steps + 1):
+        for i, (model, inner) in enumerate(zip(models, inners, strict=True)):
+            inner.set_learning_rate(learning_rate(step, config.train))
+            inner.zero_grad()
+            loss = batch_loss(model, sampler.batch(step, i * size, size))
+            loss.backward()
+            inner.step()
+            losses[i].append(loss.item())
+        if step in arriving:
+            apply(*arriving.pop(step))
+        for p in range(count):
+            first = (p + 1) * period // count
+            if step >= first and (step - first) % period == 0 and step != steps:
+                arriving[step + late] = (p, mean_delta(p))
+    for _, (p, delta) in sorted(arriving.items()):
+        apply(p, delta)
+    for p in range(count):
+        apply(p, mean_delta(p))
+    return losses, named(models[0], [theta[name] for name in weights[0]])

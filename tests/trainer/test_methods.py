@@ -1,6 +1,7 @@
 """What each method promises beyond the laws that all of them keep."""
 
 import itertools
+import re
 
 import method_references as plain
 import numpy as np
@@ -13,7 +14,12 @@ from trainer.config import TrainerConfig
 from trainer.methods.pairs import partner_in_round
 from trainer.presets import FOLDER, preset
 
-THREE = {"replicas": 3, "stages": 1}
+ONE_OF_EACH = list({method["name"]: name for name, method in METHODS.items()}.values())
+
+
+def short(name):
+    """Three replicas, one stage, three steps."""
+    return merged(changes(name), {"parallel": {"replicas": 3, "stages": 1}, "train": {"steps": 3}})
 
 
 def config_of(**changes):
@@ -28,16 +34,16 @@ def assert_close(found, expected, atol=2e-4):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_law_5_planned_bytes_are_sent_bytes_among_three_replicas_too(runs, name):
-    run = runs(**merged(changes(name), {"parallel": THREE, "train": {"steps": 3}}))
+    run = runs(**short(name))
     for steps, summary in zip(run.steps, run.summaries, strict=True):
         sent = summary["payload_bytes"]["wan"]
         assert sent == summary["planned_wan_bytes"] == sum(s["payload_bytes"] for s in steps)
     assert sum(summary["payload_bytes"]["wan"] for summary in run.summaries) > 0
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_every_method_gives_the_same_losses_again(runs, name):
-    first, second = runs(**changes(name)), runs(**changes(name), again=True)
+    first, second = runs(**short(name)), runs(**short(name), again=True)
     assert np.array_equal(first.losses(), second.losses())
     assert [s["outer_hash"] for s in first.summaries] == [s["outer_hash"] for s in second.summaries]
 
@@ -208,3 +214,93 @@ def test_powersgd_is_dense_first_and_then_sends_factors(runs):
     sent = [step["payload_bytes"] for step in found.steps[0]]
     assert sent[:3] == [step["payload_bytes"] for step in dense.steps[0]][:3]
     assert len(set(sent[3:])) == 1 and sent[3] < sent[0] / 3
+
+
+AVERAGING = {"local_steps": 1, "compressor": {"name": "none"}, "outer": {"name": "sgd", "lr": 1.0}}
+H_IS_1 = {
+    "local_sgd": AVERAGING,
+    "opendiloco": AVERAGING,
+    "intellect1": AVERAGING,
+    "sparse_loco": AVERAGING,
+    "eager_diloco": {**AVERAGING, "overlap": {"delay_rounds": 0}},
+    "dilocox": {**AVERAGING, "overlap": {"delay_rounds": 0}},
+    "cocktail_sgd": {**AVERAGING, "delay_rounds": 0},
+    "noloco": {"local_steps": 1, "lr": 1.0, "momentum": 0.0},
+}
+
+
+@pytest.mark.parametrize("name", H_IS_1)
+def test_law_1_holds_for_every_method_with_local_steps(runs, name):
+    """H = 1, nothing compressed, plain averaging, inner SGD: data-parallel SGD."""
+    sgd = {"train": {"inner": "sgd", "lr": 0.5}}
+    found = runs(method={"name": name, **H_IS_1[name]}, **sgd)
+    losses, parameters = reference.big_batch(config_of(**sgd))
+    np.testing.assert_allclose(found.global_losses(), losses, rtol=1e-5)
+    assert_close(found.parameters, parameters, atol=2e-6)
+
+
+def test_cocktail_sgd_leaves_its_own_unsent_progress_in_its_weights(runs):
+    """With one replica the weights then are those of plain training, whatever little has been sent."""
+    alone = {"parallel": {"replicas": 1, "stages": 1}}
+    cocktail = runs(method={"name": "cocktail_sgd"}, **alone)
+    plainly = runs(method={"name": "allreduce"}, **alone)
+    np.testing.assert_allclose(cocktail.losses(), plainly.losses(), rtol=1e-4)
+    assert not np.allclose(cocktail.validation()[1:], plainly.validation()[1:], rtol=1e-3), (
+        "theta lags behind"
+    )
+
+
+@pytest.mark.parametrize(("local_steps", "late", "alpha"), [(3, 1, 0.5), (6, 2, 0.0)])
+def test_streaming_fragments_are_what_their_schedule_says(runs, local_steps, late, alpha):
+    method = {
+        "name": "streaming_diloco",
+        "local_steps": local_steps,
+        "fragment_layers": 1,
+        "overlap_steps": late,
+        "merge_alpha": alpha,
+        "compressor": {"name": "none"},
+    }
+    train = {"steps": 11}
+    found = runs(method=method, train=train)
+    losses, theta = plain.streaming(config_of(method=method, train=train))
+    np.testing.assert_allclose(found.losses(), losses, rtol=2e-4)
+    assert_close(found.parameters, theta)
+
+
+def test_streaming_sends_an_even_share_at_a_time(runs):
+    """The peak is a fragment, not the model; a stage takes part in its own fragments only."""
+    method = METHODS["streaming_diloco"]
+    run = runs(method=method, parallel={"stages": 1})
+    sent = [r["payload_bytes"] for r in run.rounds[0]]
+    whole = sum(sent[-3:])
+    assert max(sent) < 0.7 * whole
+    assert [r["step"] for r in run.rounds[0]][:5] == [2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        (
+            {"local_steps": 2, "fragment_layers": 1},
+            "method.local_steps: found 2, allowed at least the number",
+        ),
+        (
+            {"local_steps": 6, "fragment_layers": 1, "overlap_steps": 3},
+            "method.overlap_steps: found 3, allowed at most",
+        ),
+    ],
+)
+def test_fragments_that_would_overlap_each_other_are_refused(changed, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        config_of(method={"name": "streaming_diloco", **changed})
+
+
+def test_demo_refuses_an_optimiser_that_would_normalise_its_sign_again():
+    with pytest.raises(ValueError, match=r"train\.inner: found 'adamw', allowed sgd with method demo"):
+        config_of(method={"name": "demo"})
+
+
+def test_demo_without_momentum_and_compression_is_the_sign_of_the_mean_gradient(runs):
+    sgd = {"train": {"inner": "sgd", "lr": 0.002}}
+    found = runs(method={"name": "demo", "momentum": 0.0, "compressor": {"name": "none"}}, **sgd)
+    np.testing.assert_allclose(found.global_losses(), plain.sign_descent(config_of(**sgd)), rtol=1e-4)
