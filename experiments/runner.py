@@ -24,6 +24,7 @@ from experiments import accounting, series
 from experiments.config import RunConfig, write_config
 from experiments.errors import RequestError
 from experiments.happenings import TrainingProgress, event_record
+from experiments.pace import broken_pace
 from experiments.record import PROJECT, environment, write_json
 from experiments.totals import totals
 from testbed.capture import Capture, capturing, check_links
@@ -41,7 +42,6 @@ from testbed.probe import Probe, probe
 from testbed.programs import Programs
 from testbed.sockets import Flow, SocketWatch
 from testbed.suspicions import suspicions
-from testbed.thresholds import OVERRUN_SHARE
 from testbed.topology import Topology
 
 SAMPLE_EVERY_S = 0.5
@@ -425,7 +425,8 @@ def _store(evidence: Evidence) -> dict[str, Any]:
         # without a network nothing is said about time, so a missed pace falsifies nothing there
         # and what a killed node had sent is in nobody's summary, so the counts cannot agree
         judged = counts.problems if counts and not evidence.killed else []
-        problems = judged + (_overruns(ranks) if emulated else [])
+        stopped = emulated and any(e.do in ("freeze", "kill", "restart") for e in config.topology.events)
+        problems = judged + (broken_pace(ranks, frames["steps"], stopped=stopped) if emulated else [])
         problems += [rank["incomplete"] for rank in ranks[:1] if rank.get("incomplete")]
         evidence.reasons += problems
         if problems:
@@ -506,15 +507,3 @@ def _payload(ranks: list[dict[str, Any]], key: str, *, one_site: bool) -> tuple[
         sum(int(rank.get(key, {}).get(kind, 0)) for rank in ranks) for kind in ("wan", "lan", "evaluation")
     )
     return (0, exchanged + pipeline, evaluation) if one_site else (exchanged, pipeline, evaluation)
-
-
-def _overruns(ranks: list[dict[str, Any]]) -> list[str]:
-    if not ranks:
-        return []
-    worst = max(ranks, key=lambda rank: int(rank["overran_steps"]))
-    if worst["overran_steps"] <= OVERRUN_SHARE * worst["steps"]:
-        return []
-    return [
-        f"rank {worst['rank']}: {worst['overran_steps']} of {worst['steps']} steps took longer than their pace,"
-        f" allowed {100 * OVERRUN_SHARE:g} %: raise compute.step_s or quieten the machine"
-    ]

@@ -19,3 +19,5 @@ EVENT_LATE_S = 0.25
 """A change by an event that was in effect so much later than asked for was another one."""
 EVENT_RESTART_LATE_S = 2.0
 """Starting a program again takes the time that a program takes to start."""
+OVERRUN_TIME_SHARE = 0.02
+"""Time that paced computation took beyond its pace, as a share of the pace: one long pause in a long run."""

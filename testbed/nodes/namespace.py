@@ -72,6 +72,7 @@ class NamespaceNode(Node):  # type: ignore[misc]
                 text=True,
                 timeout=timeout_s,
                 env=self.session.environment,
+                cwd="/",  # ours may not exist in the node, which has a /tmp of its own
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
@@ -88,7 +89,7 @@ class NamespaceNode(Node):  # type: ignore[misc]
 
     def start_root(self, command: list[str], **params: Any) -> "subprocess.Popen[str]":
         """Starts a helper as root in the node (probe, delay line, counters); dies with us."""
-        return self._start(command, **params)
+        return self._start(command, **{"cwd": "/", **params})
 
     def start_program(
         self, command: list[str], user: User, env: dict[str, str], output: IO[bytes] | int, cwd: Path

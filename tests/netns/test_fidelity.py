@@ -10,17 +10,23 @@ from test_runs import SMALL, config
 
 from experiments import runner
 
-REALTIME_S = 4.0
-PACE = {"mode": "paced", "step_s": 0.4}
-SPIN = "import sys, time\nend = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < end: pass"
+HOG = """
+import sys, time
+busy_s, idle_s = map(float, sys.argv[1:])
+while True:
+    end = time.monotonic() + busy_s
+    while time.monotonic() < end:
+        pass
+    time.sleep(idle_s)
+"""
 
 
 @contextmanager
 def overload() -> Iterator[None]:
-    """Many ordinary processes that only compute, and for some seconds real-time ones that stop the delay line."""
+    """Many ordinary processes that only compute, and real-time ones that stop the delay line four fifths of the time."""
     cores = os.cpu_count() or 1
-    commands = [["chrt", "-f", "60", sys.executable, "-c", SPIN, str(REALTIME_S)]] * cores
-    commands += [[sys.executable, "-c", SPIN, "60"]] * (12 * cores)
+    commands = [["chrt", "-f", "60", sys.executable, "-c", HOG, "0.2", "0.05"]] * cores
+    commands += [[sys.executable, "-c", HOG, "1", "0"]] * (4 * cores)
     loops = [subprocess.Popen(command) for command in commands]
     try:
         yield
@@ -30,19 +36,20 @@ def overload() -> Iterator[None]:
             loop.wait()
 
 
-def paced_run(run_dir, on_step=lambda step: None) -> dict:
+def paced_run(run_dir, step_s: float, steps: int, on_step=lambda step: None) -> dict:
     """An AllReduce run, which exchanges all the time."""
 
     def watch(what, facts):
         if what == "train":
             on_step(facts.get("step", 0))
 
-    paced = config(method={"name": "allreduce"}, compute=PACE, train={**SMALL["train"], "steps": 16})
+    pace = {"mode": "paced", "step_s": step_s}
+    paced = config(method={"name": "allreduce"}, compute=pace, train={**SMALL["train"], "steps": steps})
     return runner.run(paced, run_dir, watch)
 
 
 def test_a_quiet_machine_yields_a_valid_run_and_says_how_quiet_it_was(tmp_path):
-    record = paced_run(tmp_path / "run")
+    record = paced_run(tmp_path / "run", step_s=1.0, steps=8)
     assert record["status"] == "done", record["reason"]
     watched = record["fidelity"]
     assert watched["problems"] == []
@@ -58,11 +65,11 @@ def test_an_overloaded_machine_makes_a_run_invalid_and_every_reason_is_told(tmp_
     with ExitStack() as stack:
 
         def start(step: int) -> None:
-            if step >= 3 and not started:
+            if step >= 2 and not started:
                 started.append(stack.enter_context(overload()))
 
         started: list[None] = []
-        record = paced_run(tmp_path / "run", start)
+        record = paced_run(tmp_path / "run", step_s=0.4, steps=24, on_step=start)
     assert started
     assert record["status"] == "invalid"
     assert record["valid"] is False
