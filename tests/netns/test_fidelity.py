@@ -12,8 +12,9 @@ from experiments import runner
 
 HOG = """
 import sys, time
-busy_s, idle_s = map(float, sys.argv[1:])
-while True:
+busy_s, idle_s, total_s = map(float, sys.argv[1:])
+began = time.monotonic()
+while time.monotonic() < began + total_s:
     end = time.monotonic() + busy_s
     while time.monotonic() < end:
         pass
@@ -23,10 +24,10 @@ while True:
 
 @contextmanager
 def overload() -> Iterator[None]:
-    """Many ordinary processes that only compute, and real-time ones that stop the delay line four fifths of the time."""
+    """Many ordinary processes that only compute, and for some seconds real-time ones that stop the delay line."""
     cores = os.cpu_count() or 1
-    commands = [["chrt", "-f", "60", sys.executable, "-c", HOG, "0.2", "0.05"]] * cores
-    commands += [[sys.executable, "-c", HOG, "1", "0"]] * (4 * cores)
+    commands = [["chrt", "-f", "60", sys.executable, "-c", HOG, "0.2", "0.05", "3"]] * cores
+    commands += [[sys.executable, "-c", HOG, "1", "0", "60"]] * (4 * cores)
     loops = [subprocess.Popen(command) for command in commands]
     try:
         yield
@@ -69,7 +70,7 @@ def test_an_overloaded_machine_makes_a_run_invalid_and_every_reason_is_told(tmp_
                 started.append(stack.enter_context(overload()))
 
         started: list[None] = []
-        record = paced_run(tmp_path / "run", step_s=0.4, steps=24, on_step=start)
+        record = paced_run(tmp_path / "run", step_s=0.4, steps=20, on_step=start)
     assert started
     assert record["status"] == "invalid"
     assert record["valid"] is False
