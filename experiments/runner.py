@@ -425,7 +425,8 @@ def _store(evidence: Evidence) -> dict[str, Any]:
         # without a network nothing is said about time, so a missed pace falsifies nothing there
         # and what a killed node had sent is in nobody's summary, so the counts cannot agree
         judged = counts.problems if counts and not evidence.killed else []
-        stopped = emulated and any(e.do in ("freeze", "kill", "restart") for e in config.topology.events)
+        events = config.topology.events if isinstance(config.topology, Topology) else ()
+        stopped = any(event.do in ("freeze", "kill", "restart") for event in events)
         problems = judged + (broken_pace(ranks, frames["steps"], stopped=stopped) if emulated else [])
         problems += [rank["incomplete"] for rank in ranks[:1] if rank.get("incomplete")]
         evidence.reasons += problems
