@@ -267,7 +267,7 @@ def clean(
         verb = "would remove" if dry_run else "removed"
         out.print(
             f"{verb} session {leftover.session.session_id} ({leftover.session.what}):"
-            f" {len(leftover.processes)} processes and their namespaces"
+            f" {', '.join([f'{len(leftover.processes)} processes and their namespaces', *leftover.remains])}"
         )
     if not found:
         out.print("nothing to remove")

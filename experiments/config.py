@@ -11,7 +11,7 @@ from experiments.run_events import with_events
 from testbed.errors import TopologyError
 from testbed.topology import Topology, load_topology, topology_from
 from testbed.validation import load_yaml
-from trainer.config import TrainerConfig
+from trainer.config import PacedCompute, TrainerConfig
 from trainer.config_errors import config_error_sentence
 from trainer.data import DataError, evaluation_windows, load_corpus
 
@@ -91,10 +91,31 @@ def resolve_run(data: dict[str, Any], file: str, near: Path | None = None) -> Ru
     except ValidationError as error:
         raise RequestError(config_error_sentence(error, file, RunConfig)) from error
     try:
-        config.placement()
+        placement = config.placement()
     except RequestError as error:
         raise RequestError(f"{file}: {error}") from error
-    return config
+    return _paced(config, placement, file)
+
+
+def _paced(config: RunConfig, placement: list[str], file: str) -> RunConfig:
+    """The nodes' pace becomes ``compute.pace``, a factor for each rank: the trainer knows no topology."""
+    if not isinstance(config.topology, Topology):
+        return config
+    stated = [config.topology.settings(node).pace for node in placement]
+    if all(factor is None for factor in stated):
+        return config
+    pace = tuple(1.0 if factor is None else factor for factor in stated)
+    if not isinstance(config.compute, PacedCompute):
+        raise RequestError(
+            f"{file}: compute.mode: found real, allowed is paced: topology {config.topology.name!r} states a pace"
+            " for its nodes, and real compute cannot be stretched"
+        )
+    if config.compute.pace not in ((), pace):
+        raise RequestError(
+            f"{file}: compute.pace: found {list(config.compute.pace)}, allowed is none or what the topology's nodes"
+            f" state: {list(pace)}"
+        )
+    return config.model_copy(update={"compute": config.compute.model_copy(update={"pace": pace})})
 
 
 def _locate(topology: str, near: Path | None) -> str:

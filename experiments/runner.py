@@ -71,6 +71,7 @@ class Evidence:
     before: Probe | None = None
     after: Probe | None = None
     fidelity: Fidelity | None = None
+    nodes: dict[str, Any] = field(default_factory=dict)  # limits, throttling and memory of limited nodes
     captures: list[Capture] = field(default_factory=list)
     flows: list[Flow] = field(default_factory=list)
     first: dict[str, Reading] = field(default_factory=dict)
@@ -206,7 +207,7 @@ def _trainer_command(evidence: Evidence) -> list[str]:
 
 
 def _stall_limit_s(config: RunConfig) -> float:
-    step_s = getattr(config.compute, "step_s", 0.0)
+    step_s = getattr(config.compute, "step_s", 0.0) * max(getattr(config.compute, "pace", ()) or (1.0,))
     return max(STALL_S, 2 * step_s + 10)
 
 
@@ -289,16 +290,21 @@ def _train(evidence: Evidence, network: Network, counters: Counters) -> None:
     watch = _Watch(evidence, counters)
     events = network.topology.events
     running = Programs(programs, start)
-    with Conductor(network, events, running, began=reading.began, progress=reading.read) as conductor:
-        evidence.events = conductor
-        wait_for_all(
-            programs,
-            stall_s=_stall_limit_s(config),
-            sent_bytes=watch.sent_bytes,
-            on_poll=watch.poll,
-            disturbed=conductor.disturbed,
-            patient=conductor.will_pass,
-        )
+    try:
+        with Conductor(network, events, running, began=reading.began, progress=reading.read) as conductor:
+            evidence.events = conductor
+            wait_for_all(
+                programs,
+                stall_s=_stall_limit_s(config),
+                sent_bytes=watch.sent_bytes,
+                on_poll=watch.poll,
+                disturbed=conductor.disturbed,
+                patient=conductor.will_pass,
+            )
+    except ProgramFailed as failure:
+        raise network.explain(failure) from failure
+    finally:
+        evidence.nodes = {name: group.row() for name, group in network.groups.items()}
     evidence.killed = [p.node for p in programs if p.ended_by]
 
 
@@ -457,7 +463,7 @@ def _store(evidence: Evidence) -> dict[str, Any]:
         },
         "captures": [capture.row() for capture in evidence.captures],
         "events": event_record(evidence.events, evidence.launched),
-        "fidelity": evidence.fidelity.row() if evidence.fidelity else None,
+        "fidelity": _fidelity(evidence),
         "accounting": counts.row() if counts else None,
         "data": ranks[0].get("data") if ranks else None,
         "totals": totals(config, frames, ranks, counts, evidence.launched_epoch),
@@ -467,6 +473,13 @@ def _store(evidence: Evidence) -> dict[str, Any]:
         record["totals"]["wan_links"] = list(evidence.network.plan.uplinks.values())
     write_json(run_dir / "record.json", record)
     return record
+
+
+def _fidelity(evidence: Evidence) -> dict[str, Any] | None:
+    """What was watched, and of every node with limits what they did, also where the run failed."""
+    if evidence.fidelity is None and not evidence.nodes:
+        return None
+    return {**(evidence.fidelity.row() if evidence.fidelity else {}), "nodes": evidence.nodes}
 
 
 def _measured(evidence: Evidence) -> list[dict[str, Any]]:

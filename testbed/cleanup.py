@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.errors import TestbedError
+from testbed.remains import remains, remove_remains
 from testbed.session import STATE_DIR, SessionState, kill_marked, marked_processes, read_sessions
 
 
@@ -18,12 +19,13 @@ class Leftover:
 
     session: SessionState
     processes: list[int]
+    remains: list[str]
 
 
 def leftovers(state_dir: Path = STATE_DIR) -> list[Leftover]:
     """What ``clean`` would remove."""
     return [
-        Leftover(session, marked_processes(session.session_id))
+        Leftover(session, marked_processes(session.session_id), remains(session.folder))
         for session in read_sessions(state_dir)
         if not session.alive
     ]
@@ -34,6 +36,7 @@ def clean(state_dir: Path = STATE_DIR) -> list[Leftover]:
     found = leftovers(state_dir)
     for leftover in found:
         kill_marked(leftover.session.session_id)
+        remove_remains(leftover.session.folder)
         shutil.rmtree(leftover.session.folder, ignore_errors=True)
     return found
 
@@ -60,4 +63,5 @@ def down(session: SessionState, state_dir: Path = STATE_DIR) -> None:
     for leftover in leftovers(state_dir):
         if leftover.session.session_id == session.session_id:
             kill_marked(session.session_id)
+            remove_remains(session.folder)
             shutil.rmtree(session.folder, ignore_errors=True)

@@ -16,7 +16,8 @@ from mininet.net import Mininet
 
 from testbed.attach import describe
 from testbed.doctor import choose_delay, iptables_command
-from testbed.errors import NetworkBroke, TestbedError
+from testbed.errors import NetworkBroke, ProgramFailed, TestbedError
+from testbed.nodes.limits import NodeGroup, check_possible, find_hierarchies, make_groups
 from testbed.nodes.namespace import NamespaceNode, User, check_shell_safe
 from testbed.plan import CONTROL_PORT, CORE, NODE_INTERFACE, NetworkPlan, plan_network
 from testbed.session import Session
@@ -58,6 +59,10 @@ class Network:
         interpreter = [Path(sys.base_prefix), Path(sys.prefix), PROJECT]
         self.exposed = [check_shell_safe(p.resolve()) for p in [*interpreter, *(expose or [])]]
         self.nodes: dict[str, NamespaceNode] = {}
+        self.groups: dict[str, NodeGroup] = {}  # of the nodes that have limits
+        self._settings = {node: topology.settings(node) for node in topology.nodes}
+        if any(settings.limited for settings in self._settings.values()):
+            check_possible(self._settings, find_hierarchies())
         self.net: Mininet
         self.tcp_settings: dict[str, dict[str, str]] = {}  # node -> what the kernel says it has
         self.delay_line: subprocess.Popen[str] | None = None
@@ -96,8 +101,10 @@ class Network:
             True  # its init() would raise limits and set sysctls on the host; we change nothing there
         )
         self.net = Mininet(topo=None, controller=None, build=False, link=MininetLink)
+        self.groups = make_groups(self.session.id, self.session.folder, self._settings)
         for name in self.plan.namespaces:
             self.nodes[name] = self.net.addHost(name, cls=NamespaceNode, session=self.session, ip=None)
+            self.nodes[name].group = self.groups.get(name)
         for veth in self.plan.veths:
             link = self.net.addLink(
                 self.nodes[veth.left[0]],
@@ -247,6 +254,15 @@ class Network:
             if not self.delay_alive() or time.monotonic() > asked + READY_TIMEOUT_S:
                 raise NetworkBroke("the delay line gave no statistics: it died or hangs")
             time.sleep(0.02)
+
+    def explain(self, failure: ProgramFailed) -> ProgramFailed:
+        """The failure with its cause, where a node ran out of memory: that node failed first, whoever complained."""
+        names = [failure.node, *(name for name in self.groups if name != failure.node)]
+        for name in (name for name in names if name in self.groups):
+            if said := self.groups[name].out_of_memory(name):
+                log = Path(failure.log)
+                return ProgramFailed(name, said, str(log.with_name(f"{name}{log.suffix}")))
+        return failure
 
     def delay_alive(self) -> bool:
         """False once a delay line has died (its links are dark then)."""

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from testbed.errors import TestbedError
+from testbed.remains import remove_remains
 
 STATE_DIR = Path("/run/dilocox")
 MARKER = "DILOCOX_SESSION"
@@ -130,4 +131,5 @@ class Session:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         kill_marked(self.id)
+        remove_remains(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)

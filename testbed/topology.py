@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from testbed.errors import TopologyError
 from testbed.events.checks import check_events
 from testbed.events.kinds import Events
 from testbed.events.traces import inline_traces
 from testbed.linkmodel import MAX_MTU, MIN_MTU, Lan, Pair, Uplink, Wan
-from testbed.nodemodel import NodeSettings
+from testbed.nodes.settings import NodeSettings, check_settings, settings_of
 from testbed.units import RATE_PATTERN
 from testbed.validation import Strict, load_yaml, sentence
 
@@ -55,6 +55,8 @@ class Tcp(Strict):
 class Topology(Strict):
     """A whole emulated WAN. Nodes are ordered site by site; that order is the order of ranks."""
 
+    model_config = ConfigDict(serialize_by_alias=True)
+
     name: str
     source: str = ""
     description: str = ""
@@ -89,9 +91,7 @@ class Topology(Strict):
                         " allowed is each name once in the whole topology"
                     )
                 seen[node] = site
-        for node in self.node_settings:
-            if node not in seen:
-                raise ValueError(f"nodes: found the unknown node {node!r}; allowed: {', '.join(seen)}")
+        check_settings(self.node_settings, {site: self.nodes_of(site) for site in self.sites})
         if len(self.sites) > 1:
             self._check_pairs()
         check_events(self.events, self)
@@ -151,6 +151,10 @@ class Topology(Strict):
     def nodes(self) -> dict[str, str]:
         """Node name to site name, in rank order."""
         return {node: site for site in self.sites for node in self.nodes_of(site)}
+
+    def settings(self, node: str) -> NodeSettings:
+        """Limits and pace of a node: its own over its site's over ``default``."""
+        return settings_of(self.node_settings, node, self.nodes[node])
 
     def uplink(self, site: str) -> Uplink:
         """The uplink of a site, its own or the WAN's default."""

@@ -130,10 +130,14 @@ class TrainConfig(Section):
 
 
 class PacedCompute(Section):
-    """Train for real, and stretch each microbatch so that a whole step takes `step_s` seconds."""
+    """Train for real, and stretch each microbatch so that a whole step takes `step_s` seconds.
+
+    `pace` is a factor on it for each rank, for hardware that differs; empty is 1 everywhere.
+    """
 
     mode: Literal["paced"]
     step_s: PositiveSeconds
+    pace: tuple[Annotated[float, Field(gt=0)], ...] = ()
 
 
 class RealCompute(Section):
@@ -195,6 +199,12 @@ class TrainerConfig(Section):
     @model_validator(mode="after")
     def _cross_check(self) -> TrainerConfig:
         p, t = self.parallel, self.train
+        pace = self.compute.pace if isinstance(self.compute, PacedCompute) else ()
+        if pace and len(pace) != p.replicas * p.stages:
+            raise ValueError(
+                f"compute.pace: found {len(pace)} factors, allowed one for each rank, parallel.replicas x "
+                f"parallel.stages = {p.replicas * p.stages}"
+            )
         if t.batch_sizes is not None and len(t.batch_sizes) != p.replicas:
             raise ValueError(
                 f"train.batch_sizes: found {len(t.batch_sizes)} of them, allowed one for each of "

@@ -51,12 +51,13 @@ class Pacer:
         self._to_compute = self._computed = 0
 
     @classmethod
-    def of(cls, config: TrainerConfig) -> Pacer | None:
-        """The pacer a configuration asks for, None with real compute."""
+    def of(cls, config: TrainerConfig, rank: int = 0) -> Pacer | None:
+        """The pacer a configuration asks for on a rank, None with real compute."""
         if not isinstance(config.compute, PacedCompute):
             return None
         parallel = config.parallel
-        return cls(config.compute.step_s, parallel.microbatches, parallel.stages, parallel.pieces)
+        factor = config.compute.pace[rank] if config.compute.pace else 1.0
+        return cls(config.compute.step_s * factor, parallel.microbatches, parallel.stages, parallel.pieces)
 
     def begin_step(self) -> None:
         """Forget what the last step owed."""
@@ -203,7 +204,7 @@ class Pipeline:
     ) -> None:
         self.is_first, self.is_last = pieces[0].is_first, pieces[-1].is_last
         self.microbatches = config.parallel.microbatches
-        self.pacer = Pacer.of(config)
+        self.pacer = Pacer.of(config, world.rank)
         self._ledger = ledger
         self._stages = counting_stages(
             pieces,

@@ -168,9 +168,7 @@ def places(
     session_id: str, node: str, settings: NodeSettings, found: Mapping[Controller, Hierarchy]
 ) -> dict[Controller, tuple[int, Path]]:
     """Version and folder of a node's group for each controller that it needs."""
-    return {
-        c: (found[c].version, found[c].root / f"{PREFIX}{session_id}" / node) for c in needed(settings)
-    }
+    return {c: (found[c].version, found[c].root / f"{PREFIX}{session_id}" / node) for c in needed(settings)}
 
 
 def same(file: Path, wanted: str, got: str) -> bool:

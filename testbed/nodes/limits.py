@@ -144,9 +144,7 @@ def _first_number(file: Path) -> int | None:
         return None
 
 
-def make_groups(
-    session_id: str, folder: Path, nodes: Mapping[str, NodeSettings]
-) -> dict[str, NodeGroup]:
+def make_groups(session_id: str, folder: Path, nodes: Mapping[str, NodeSettings]) -> dict[str, NodeGroup]:
     """Makes the groups of all nodes that have limits, written down in ``folder`` first; each limit is read back.
 
     Raises:
@@ -204,7 +202,9 @@ def _verify(step: Write, node: str) -> None:
     try:
         got = step.check.read_text(encoding="ascii").strip()
     except OSError as error:
-        raise TestbedError(f"node {node}: {step.key}: {step.check} cannot be read back: {error.strerror}") from error
+        raise TestbedError(
+            f"node {node}: {step.key}: {step.check} cannot be read back: {error.strerror}"
+        ) from error
     if not cgroups.same(step.check, step.value, got):
         raise TestbedError(
             f"node {node}: {step.key}: {step.value!r} was set but {step.check} reads {got!r}: lower the limit,"

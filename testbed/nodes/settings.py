@@ -1,14 +1,14 @@
-"""What a topology says of its nodes: limits, pace, and which runtime they live in. Never touches the kernel."""
+"""What a topology says of its nodes: limits and pace. Never touches the kernel."""
 
 import difflib
 from collections.abc import Collection, Mapping
-from typing import Annotated, Literal, Self
+from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from testbed.linkmodel import Uplink
 from testbed.validation import Strict
 
-Runtime = Literal["namespace", "docker"]
 DEFAULT = "default"
 MIN_CPUS = 0.05
 """The kernel takes no quota below 1 ms, and our period is 20 ms (testbed/nodes/cgroups.py)."""
@@ -22,25 +22,14 @@ class NodeSettings(Strict):
     ``cpus``: at most this many processors' worth of time (a quota). ``cpuset``: only these processors, as in
     ``0-3,6``. ``memory_mb``: at most this much memory (10^6 bytes, no swap), the private /tmp included; more is
     out of memory. ``pace``: factor on ``compute.step_s`` of a run, for hardware that differs: 2 is half as fast.
-    ``runtime``: ``namespace``, or ``docker`` with the name of an ``image`` and host folders (``mounts``) that its
-    containers see read-only at the same path.
+    ``uplink``, of single nodes only: the node's own link to the WAN, instead of ``node_uplink`` of its site or of the WAN.
     """
 
+    uplink: Uplink | None = None
     cpus: float | None = Field(default=None, ge=MIN_CPUS, le=4096)
     cpuset: str | None = Field(default=None, pattern=_CPUSET)
     memory_mb: int | None = Field(default=None, ge=MIN_MEMORY_MB)
     pace: float | None = Field(default=None, gt=0, le=1000)
-    runtime: Runtime | None = None
-    image: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$")] | None = None
-    mounts: list[str] | None = None
-
-    @field_validator("mounts")
-    @classmethod
-    def _absolute(cls, mounts: list[str] | None) -> list[str] | None:
-        for path in mounts or []:
-            if not path.startswith("/") or ":" in path:
-                raise ValueError("allowed are absolute paths of folders on this machine, without ':'")
-        return mounts
 
     @model_validator(mode="after")
     def _ranges_rise(self) -> Self:
@@ -57,37 +46,33 @@ class NodeSettings(Strict):
 
     def over(self, wider: "NodeSettings") -> "NodeSettings":
         """These settings, with what they leave out taken from the wider ones."""
-        return wider.model_copy(update=self.model_dump(exclude_none=True))
+        return wider.model_copy(update={key: value for key, value in self if value is not None})
 
 
-def settings_of(
-    given: Mapping[str, NodeSettings], node: str, site: str, base: NodeSettings | None = None
-) -> NodeSettings:
-    """The settings of a node: its own over its site's over ``default`` over ``base``."""
-    merged = base or NodeSettings()
+def settings_of(given: Mapping[str, NodeSettings], node: str, site: str) -> NodeSettings:
+    """The settings of a node: its own over its site's over ``default``."""
+    merged = NodeSettings()
     for name in (DEFAULT, site, node):
         if name in given:
             merged = given[name].over(merged)
     return merged
 
 
-def check_settings(
-    given: Mapping[str, NodeSettings], sites: Mapping[str, Collection[str]], base: NodeSettings
-) -> None:
-    """Refuses names of neither node nor site, names that mean two things, and runtimes that cannot be.
+def check_settings(given: Mapping[str, NodeSettings], sites: Mapping[str, Collection[str]]) -> None:
+    """Refuses names of neither node nor site, and names that mean two things.
 
     Raises:
         ValueError: one sentence.
     """
     nodes = {node: site for site, names in sites.items() for node in names}
-    for name in given:
+    for name, settings in given.items():
         kinds = [name == DEFAULT, name in sites, name in nodes]
         if sum(kinds) == 0:
             allowed = [DEFAULT, *sites, *nodes]
             near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(
-                f"nodes.{name}: unknown node; {hint}allowed are {DEFAULT!r}, a site or a node: {', '.join(allowed)}"
+                f"nodes: found the unknown node {name!r}; {hint}allowed are {DEFAULT!r}, a site or a node: {', '.join(allowed)}"
             )
         if sum(kinds) > 1 and not _site_of_that_one_node(name, sites):
             raise ValueError(
@@ -95,13 +80,11 @@ def check_settings(
                 f" ({', '.join(w for w, is_it in zip(('the default', 'a site', 'a node'), kinds, strict=True) if is_it)});"
                 " allowed is a name that is one: rename the site or the node"
             )
-    for node, site in nodes.items():
-        chosen = settings_of(given, node, site, base)
-        if chosen.runtime == "docker" and chosen.image is None:
-            raise ValueError(f"nodes.{node}.image: found nothing, allowed is an image's name: runtime is docker")
-        if chosen.runtime != "docker" and (chosen.image is not None or chosen.mounts is not None):
-            key = "image" if chosen.image is not None else "mounts"
-            raise ValueError(f"nodes.{node}.{key}: found one without runtime: docker, allowed only with it")
+        if settings.uplink is not None and name not in nodes:
+            raise ValueError(
+                f"nodes.{name}.uplink: found one for several nodes, allowed for a single node: use node_uplink of the"
+                " site or of wan"
+            )
 
 
 def _site_of_that_one_node(name: str, sites: Mapping[str, Collection[str]]) -> bool:
