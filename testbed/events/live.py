@@ -49,14 +49,15 @@ class OpenTc:
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is None or stdout is None:
             raise TestbedError(f"{self._name}: tc has no pipes")
-        asked = [line for one in show for line in (one, _END_OF_ANSWER)]
+        # without anything to show, the end alone says that the commands were done
+        asked = [line for one in show for line in (one, _END_OF_ANSWER)] or [_END_OF_ANSWER]
         try:
             stdin.write(("\n".join(commands + asked) + "\n").encode())
         except BrokenPipeError as error:
             raise TestbedError(f"{self._name}: tc died") from error
         answers, said = [""], b""
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
-        while len(answers) <= len(show):
+        while len(answers) <= max(1, len(show)):
             if not select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise TestbedError(f"{self._name}: tc does not answer within {ANSWER_TIMEOUT_S:g} s")
             data = os.read(stdout.fileno(), 65_536)
@@ -65,7 +66,7 @@ class OpenTc:
                 raise TestbedError(f"{self._name}: tc: {problem or 'it died'}")
             said += data
             answers = re.split(_END_LINE, said.decode(errors="replace"), flags=re.MULTILINE)
-        return answers[:-1]
+        return answers[: len(show)]
 
     def close(self) -> None:
         """Ends it."""

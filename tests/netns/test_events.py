@@ -14,6 +14,7 @@ import pytest
 from testbed.counters import Counters
 from testbed.errors import ProgramFailed
 from testbed.events.conductor import Conductor
+from testbed.events.live import OpenTc
 from testbed.launch import Program, wait_for_all
 from testbed.network import Network
 from testbed.plan import CORE
@@ -131,6 +132,17 @@ def test_changing_a_delay_under_traffic_loses_no_packet_and_never_reorders():
     assert said == "6000 True\n"
     assert stats["drops"] == 0
     assert max(one.settles_s for one in conductor.happened) > 0.03  # 160 to 40 ms: 60 ms under way
+
+
+def test_a_change_of_which_nothing_is_shown_is_done_when_it_returns():
+    with Network(topology()) as network:
+        tc = OpenTc(network.nodes["a-router"])
+        for limit in range(200_000, 200_020):
+            assert tc.change([f"qdisc change dev up parent 1:10 handle 10: bfifo limit {limit}"], []) == []
+            (shown,) = tc.change([], ["qdisc show dev up parent 1:10"])
+            assert f"limit {limit}b" in network.nodes["a-router"].run(["tc", "qdisc", "show", "dev", "up"])
+            assert f"limit {limit}b" in shown
+        tc.close()
 
 
 def flood(network: Network, rate_mbps: float, seconds: float):
