@@ -15,14 +15,14 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer.checkpoint import FOLDER, VALUES, DamagedError, Place
+from trainer.checkpoint import FOLDER, HALF_MADE, VALUES, DamagedError, Place
 from trainer.config import TrainerConfig
 from trainer.config_errors import ConfigError
 from trainer.progress import Progress
 from trainer.ranks import World
 from trainer.state import State
 
-SAME, WEIGHTS = "same", "weights"
+SAME, WEIGHTS, DAMAGED = "same", "weights", "damaged"
 FREE = {"train": {"steps", "timeout_s"}}
 """Keys of the sections that decide the losses which may differ all the same; see `deciding`."""
 
@@ -70,22 +70,24 @@ def describe(config: TrainerConfig, data_sha256: str) -> State:
 
 
 def find(config: TrainerConfig, world: World, out: Path, data_sha256: str) -> Resumed | None:
-    """Choose and read; collective over all ranks. None where no rank has a checkpoint.
+    """Choose and read; collective over all ranks. None where no checkpoint was ever whole.
 
     Raises:
-        ResumeError: there are some and none will do, or they are of another configuration.
+        ResumeError: those that were are damaged, or of another configuration.
     """
     root = out / FOLDER
     layout = config.parallel.replicas, config.parallel.stages, config.parallel.pieces
-    mine = list(_usable(root, world, layout, out))
-    everybody = [
-        [tuple(pair) for pair in json.loads(text)] for text in world.control.gather(json.dumps(mine))
-    ]
-    if not any(everybody) and not any(_steps(root)):
-        return None
-    common = set(everybody[0]).intersection(*everybody[1:])
+    mine = list(_parts(root, world, layout, out))
+    said = world.control.gather(json.dumps(mine))
+    everybody = [{(int(step), str(kind)) for step, kind in json.loads(text)} for text in said]
+    common = {part for part in set.intersection(*everybody) if part[1] != DAMAGED}
     if not common:
-        raise ResumeError(f"{root}: no checkpoint there is whole on every rank")
+        if set.intersection(*({step for step, _ in parts} for parts in everybody)):
+            raise ResumeError(f"{root}: every checkpoint there is damaged on some rank")
+        world.control.barrier()  # what a kill left unfinished is no checkpoint: the run starts anew
+        _forget_newer(root, 0, world)
+        world.control.barrier()
+        return None
     step, kind = max(common)
     resumed = _same(root, step, world) if kind == SAME else _weights(root, step, world)
     _check(describe(config, data_sha256), resumed.about, root)
@@ -104,27 +106,39 @@ def _steps(root: Path) -> list[int]:
     )
 
 
-def _usable(root: Path, world: World, layout: tuple[int, int, int], out: Path) -> Iterator[tuple[int, str]]:
-    """(step, kind) of every checkpoint whose parts that this rank would read are sound; says which are not."""
+def _parts(root: Path, world: World, layout: tuple[int, int, int], out: Path) -> Iterator[tuple[int, str]]:
+    """(step, kind) of every checkpoint of which this rank has what it would read; says what is damaged."""
     for step in _steps(root):
+        if not _finished(root, step):
+            continue
         try:
             about = _about(root, step)
             same = (about["replicas"], about["stages"], about["pieces"]) == layout
-            for rank in [world.rank] if same else range(about["stages"]):
-                Place(root, step, rank).verify()
+            places = [Place(root, step, rank) for rank in ([world.rank] if same else range(about["stages"]))]
+            if not all(place.folder.is_dir() for place in places):
+                continue  # a kill came between two ranks' parts
+            for place in places:
+                place.verify()
             if same:
-                _check_records(Place(root, step, world.rank), out)
+                _check_records(places[0], out)
         except DamagedError as damage:
             print(f"{damage}; an earlier checkpoint is used", file=sys.stderr, flush=True)
+            yield step, DAMAGED
         else:
             yield step, SAME if same else WEIGHTS
 
 
+def _finished(root: Path, step: int) -> list[Path]:
+    """Ranks' folders that were renamed into place."""
+    folders = (root / f"step-{step:08d}").glob("rank-*")
+    return sorted(folder for folder in folders if folder.suffix != HALF_MADE)
+
+
 def _about(root: Path, step: int) -> dict[str, Any]:
     """What the checkpoint says about its run, from any rank's part that can be read."""
-    for path in sorted((root / f"step-{step:08d}").glob(f"rank-*/{VALUES}")):
+    for folder in _finished(root, step):
         try:
-            return dict(json.loads(path.read_text(encoding="utf-8"))["about"])
+            return dict(json.loads((folder / VALUES).read_text(encoding="utf-8"))["about"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
     raise DamagedError(f"{root / f'step-{step:08d}'}: no rank's part can be read")

@@ -23,13 +23,19 @@ METHODS = {
         "compressor": {**LOWRANK, "adaptive": False},
     },
 }
+FURTHER = {
+    "local_sgd": {"name": "local_sgd", "local_steps": 3},
+    "opendiloco": {"name": "opendiloco", "local_steps": 3},
+    "eager_diloco": {"name": "eager_diloco", "local_steps": 2, "compressor": {"name": "int4", "block": 32}},
+    "noloco": {"name": "noloco", "local_steps": 2},
+}
 STEPS = 24
 
 
 def config(method, **changes):
     train = {"steps": STEPS, "grad_clip": 1.0}
     return config_of(
-        method=METHODS.get(method, method),
+        method=(METHODS | FURTHER)[method],
         train=train,
         checkpoint={"every_steps": 5, "keep": 2},
         parallel={"stages": 1},
@@ -49,7 +55,10 @@ def resume(fleet):
     return lambda plain, out: fleet.run(size_of(plain), "train", config=plain, out=str(out), resume=True)
 
 
-@pytest.mark.parametrize("method", METHODS)
+ALL = [*METHODS, *(pytest.param(name, marks=pytest.mark.long) for name in FURTHER)]
+
+
+@pytest.mark.parametrize("method", ALL)
 def test_killed_and_resumed_is_never_killed(tmp_path, never_killed, resume, method):
     plain, out = config(method), tmp_path / "run"
     moment = random.Random(f"{method}").randint(7, STEPS - 3)
@@ -114,7 +123,7 @@ def test_another_layout_takes_the_weights_and_says_what_it_drops(tmp_path):
 
 def test_another_configuration_or_a_run_that_forgot_to_resume_is_refused(tmp_path):
     plain, out = config("allreduce"), tmp_path / "run"
-    train_until(plain, out, 7)
+    train_until(plain, out, 12)
     train({**plain, "seed": 3}, out, "--resume", status=2)
     assert "seed: found 3, allowed 0 as in " in said(out)
     before = newest(out)
@@ -122,9 +131,13 @@ def test_another_configuration_or_a_run_that_forgot_to_resume_is_refused(tmp_pat
     assert "allowed with --resume" in said(out) and newest(out) == before
 
 
-def test_without_a_checkpoint_resume_starts_anew(tmp_path, never_killed, resume):
+def test_before_the_first_checkpoint_is_whole_resume_starts_anew(tmp_path, never_killed, resume):
     plain, out = config("allreduce"), tmp_path / "run"
+    train_until(plain, out, 3)
+    unfinished = out / "checkpoints" / "step-00000005"
+    (unfinished / "rank-0.part").mkdir(parents=True)
     resume(plain, out)
+    assert not (unfinished / "rank-0.part").exists()
     assert_same_run(read_run(plain, out), never_killed(plain))
 
 
