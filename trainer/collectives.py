@@ -1,13 +1,11 @@
 """Exchanges within one group, with an exact count of the payload bytes each rank hands over.
 
-gloo's ring all-reduce reaches 14-28 % of a 1 Gbit/s link at 50-100 ms round trip, whatever the socket
-buffers; an all-to-all of shards followed by an all-gather sends the same bytes and took a third to a
-fifth of the time. Hence `mean(..., collective="tuned")`. gloo sums int8 with silent wrap-around, so
-quantised payloads are gathered as bytes and averaged by whoever needs them, in rank order, which gives
-every replica the same bits.
+Every result is the same bits on every member, whatever the network, the transport and the pieces: values are summed
+in fp32 in rank order by everybody who needs them (two members) or by the owner of a shard (more), whose result the
+others copy. gloo sums int8 with silent wrap-around, so quantised payloads are gathered as bytes and averaged by
+whoever needs them.
 
-On loopback, where only copies cost, 32 MiB of fp32 between two processes took: all-to-all 11 ms,
-all-gather of the halves 55 ms (gloo copies through a flat buffer), all-reduce 24 ms. All were exact.
+`collective="naive"` is gloo's own all-reduce, the baseline that others compare with.
 """
 
 from __future__ import annotations
@@ -20,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.metrics import Ledger
+from trainer.process_group import ProcessGroup
+from trainer.transfer import Phase, Transport
 
 Wire = Literal["fp32", "bf16", "fp16"]
 Collective = Literal["tuned", "naive"]
@@ -31,30 +31,67 @@ class Exchange:
 
     `sent_bytes` grows by what each call hands to the transport; it may be read from another thread.
     Time in the transport, including waiting for a late peer, is booked to `bucket` of the ledger passed
-    to each call. Later, faster transports (several groups, chunks) belong inside `_gather` and `_mean`.
+    to each call.
+
+    Over `PeerLinks` one exchange may be in flight at a time, which is checked; `stream` gives further ones.
+    Without links the process group moves the bytes: gloo between CPUs, NCCL between GPUs.
     """
 
-    def __init__(self, group: dist.ProcessGroup, bucket: str) -> None:
+    def __init__(self, group: dist.ProcessGroup, bucket: str, links: Transport | None = None) -> None:
         self.group = group
-        self.size = dist.get_world_size(group)
-        self.index = dist.get_rank(group)
+        self.links: Transport = ProcessGroup(group) if links is None else links
+        self.size, self.index = self.links.size, self.links.index
         self.bucket = bucket
-        self._sent_bytes = 0
+        self._sent_bytes = self._framing_bytes = 0
         self._lock = threading.Lock()
+        self._streams: list[Exchange] = []
 
     @property
     def sent_bytes(self) -> int:
-        """Payload bytes handed to the transport so far."""
+        """Payload bytes handed to the transport so far, those of streams included."""
         with self._lock:
-            return self._sent_bytes
+            own, streams = self._sent_bytes, list(self._streams)
+        return own + sum(stream.sent_bytes for stream in streams)
+
+    @property
+    def framing_bytes(self) -> int:
+        """What the transport sent besides, exactly; 0 where it does not say. Streams included."""
+        with self._lock:
+            own, streams = self._framing_bytes, list(self._streams)
+        return own + sum(stream.framing_bytes for stream in streams)
+
+    def stream(self, name: str) -> Exchange:
+        """An exchange of the same members that may be in flight beside this one; collective.
+
+        To be made by all members in the same order, before training. Its own `sent_bytes` count its own
+        traffic; this exchange's include it.
+
+        Raises:
+            RuntimeError: the transport is a process group.
+        """
+        stream = Exchange(self.group, self.bucket, self.links.stream(name))
+        with self._lock:
+            self._streams.append(stream)
+        return stream
 
     def count(self, sent_bytes: int) -> None:
         """Count what a collective of torch's own hands over on this group."""
         self._count(sent_bytes)
 
-    def _count(self, sent_bytes: int) -> None:
+    def _count(self, sent_bytes: int, framing_bytes: int = 0) -> None:
         with self._lock:
             self._sent_bytes += sent_bytes
+            self._framing_bytes += framing_bytes
+
+    def _move(self, phases: list[Phase], ledger: Ledger) -> None:
+        sent = sum(row.numel() for phase in phases for row in phase.sends.values())
+        with ledger.span(self.bucket):
+            self._count(sent, self.links.framing_bytes(phases))
+            self.links.run(phases)
+
+    def _others(self) -> list[int]:
+        """Everybody else, this member's successor first, so that not all send to the same one."""
+        return [(self.index + step) % self.size for step in range(1, self.size)]
 
     def planned_gather_bytes(self, payload_bytes: int) -> int:
         """What `gather` will send: the payload to each of the others."""
@@ -62,65 +99,119 @@ class Exchange:
 
     def gather(self, payload: Tensor, ledger: Ledger) -> list[Tensor]:
         """Everybody's payload, in rank order; `payload` is uint8 [c], equally long everywhere."""
-        if payload.dtype != torch.uint8 or payload.dim() != 1:
-            raise ValueError(
-                f"payload must be one row of uint8, found {payload.dtype} {tuple(payload.shape)}"
-            )
+        _check_row(payload)
         if self.size == 1 or payload.numel() == 0:
             return [payload] * self.size
-        with ledger.span(self.bucket):
-            self._count(self.planned_gather_bytes(payload.numel()))
-            gathered = list(torch.empty(self.size, payload.numel(), dtype=torch.uint8))
-            dist.all_gather(gathered, payload.contiguous(), group=self.group)
-            return gathered
+        own = payload.contiguous()
+        everybody = [own if p == self.index else torch.empty_like(own) for p in range(self.size)]
+        others = self._others()
+        self._move([Phase(dict.fromkeys(others, own), {p: everybody[p] for p in others})], ledger)
+        return everybody
 
     def gather_float64(self, values: Tensor, ledger: Ledger) -> list[Tensor]:
         """Everybody's fp64 [k] values, in rank order."""
         payload = values.to(torch.float64).contiguous().view(torch.uint8)
         return [row.view(torch.float64) for row in self.gather(payload, ledger)]
 
+    def exchange_with(self, peer: int, payload: Tensor, ledger: Ledger) -> Tensor:
+        """The payload of member `peer`, who calls this with our index; both uint8 [c], equally long.
+
+        Pairs are independent: others need not take part. Sends `payload.numel()` bytes.
+        """
+        _check_row(payload)
+        if not 0 <= peer < self.size or peer == self.index:
+            raise ValueError(f"peer: found {peer}, allowed 0 to {self.size - 1} except {self.index}")
+        theirs = torch.empty_like(payload)
+        self._move([Phase({peer: payload.contiguous()}, {peer: theirs})], ledger)
+        return theirs
+
+    def planned_shuffle_bytes(self, sizes: list[int]) -> int:
+        """What `shuffle` will send of rows of these sizes."""
+        return sum(sizes) - sizes[self.index]
+
+    def shuffle(self, rows: list[Tensor], ledger: Ledger) -> list[Tensor]:
+        """Row i goes to member i; returns what each member had for this one, in rank order.
+
+        Rows are uint8 [c_i]; c_i is the same on every member.
+        """
+        for row in rows:
+            _check_row(row)
+        own, others = rows[self.index].contiguous(), self._others()
+        received = [own if p == self.index else torch.empty_like(own) for p in range(self.size)]
+        if others:
+            sends = {p: rows[p].contiguous() for p in others}
+            self._move([Phase(sends, {p: received[p] for p in others})], ledger)
+        return received
+
     def planned_mean_bytes(self, numel: int, wire: Wire, collective: Collective) -> int:
         """What `mean` will send for a flat tensor of `numel` values.
 
-        tuned: two exchanges of (D-1) shards of ceil(numel / D) values, the last shard padded.
+        tuned, two members: all values to the other. tuned, D members: every shard but the own one to its
+        owner, then the own one to all; shards have ceil(numel / D) values, the last ones fewer.
         naive: gloo's ring sends 2 (D-1) segments of 1/D of the values.
         """
         if self.size == 1 or numel == 0:
             return 0
         width = WIRE_DTYPES[wire].itemsize
-        if collective == "tuned":
-            return 2 * (self.size - 1) * -(-numel // self.size) * width
-        return 2 * (self.size - 1) * numel * width // self.size
+        if collective == "naive":
+            return 2 * (self.size - 1) * numel * width // self.size
+        if self.size == 2:
+            return numel * width
+        start, stop = _shard(self.index, self.size, numel)
+        return (numel + (self.size - 2) * (stop - start)) * width
 
     def mean(self, flat: Tensor, wire: Wire, collective: Collective, ledger: Ledger) -> Tensor:
         """The mean over members of fp32 [n], bit-identical on all of them.
 
-        tuned: summed in fp32 in rank order by the shard's owner, exact but for `wire`, to which values
-        are rounded before each of the two exchanges. naive: summed by gloo in `wire`.
+        tuned: summed in fp32 in rank order, piece by piece while the next pieces travel; exact but for
+        `wire`, to which values are rounded before they travel (with more than two members also the
+        means). naive: summed by gloo in `wire`.
         """
         if self.size == 1 or flat.numel() == 0:
             return flat.clone()
         if collective == "naive":
             return self._naive_mean(flat, wire, ledger)
-        dtype, members, numel = WIRE_DTYPES[wire], self.size, flat.numel()
-        shard = -(-numel // members)
         with ledger.span("compress_s"):
-            padded = torch.zeros(members * shard, dtype=dtype)
-            padded[:numel] = flat
-        parts = torch.empty_like(padded)
-        with ledger.span(self.bucket):
-            self._count((members - 1) * shard * dtype.itemsize)
-            dist.all_to_all_single(parts, padded, group=self.group)
+            values = flat.contiguous().to(WIRE_DTYPES[wire])
+        return self._direct_mean(values, ledger) if self.size == 2 else self._sharded_mean(values, ledger)
+
+    def _direct_mean(self, values: Tensor, ledger: Ledger) -> Tensor:
+        """Each sends everything to the other: one phase, half the latency of shards and no more bytes."""
+        theirs = torch.empty_like(values)
+        result = theirs if values.dtype == torch.float32 else torch.empty(values.shape, device=values.device)
+        both = [values, theirs] if self.index == 0 else [theirs, values]
+
+        def arrived(start: int, stop: int) -> None:
+            part = slice(start // values.itemsize, stop // values.itemsize)
+            with ledger.span("compress_s"):
+                _mean_into(result[part], [row[part] for row in both])
+
+        other = 1 - self.index
+        self._move([Phase({other: _bytes(values)}, {other: _bytes(theirs)}, arrived)], ledger)
+        return result
+
+    def _sharded_mean(self, values: Tensor, ledger: Ledger) -> Tensor:
+        """Everybody averages one shard and hands it to all: 2 (D-1)/D of the bytes."""
+        shards = [slice(*_shard(p, self.size, values.numel())) for p in range(self.size)]
+        mine, others = shards[self.index], self._others()
+        result = torch.empty_like(values)
+        inbox = [
+            values[mine] if p == self.index else torch.empty_like(values[mine]) for p in range(self.size)
+        ]
+        owned = result[mine]
+
+        def arrived(start: int, stop: int) -> None:
+            part = slice(start // values.itemsize, stop // values.itemsize)
+            with ledger.span("compress_s"):
+                _mean_into(owned[part], [row[part] for row in inbox])
+
+        scatter = Phase(
+            {p: _bytes(values[shards[p]]) for p in others}, {p: _bytes(inbox[p]) for p in others}, arrived
+        )
+        spread = Phase({p: _bytes(owned) for p in others}, {p: _bytes(result[shards[p]]) for p in others})
+        self._move([scatter, spread], ledger)
         with ledger.span("compress_s"):
-            total = torch.zeros(shard)
-            for part in parts.view(members, shard):
-                total += part.float()
-            owned = (total / members).to(dtype)
-        gathered = list(torch.empty(members, shard, dtype=dtype))
-        with ledger.span(self.bucket):
-            self._count((members - 1) * shard * dtype.itemsize)
-            dist.all_gather(gathered, owned, group=self.group)
-        return torch.cat(gathered)[:numel].float()
+            return result.float()
 
     def _naive_mean(self, flat: Tensor, wire: Wire, ledger: Ledger) -> Tensor:
         with ledger.span("compress_s"):
@@ -129,3 +220,26 @@ class Exchange:
             self._count(self.planned_mean_bytes(flat.numel(), wire, "naive"))
             dist.all_reduce(total, group=self.group)
         return total.float() / self.size
+
+
+def _shard(index: int, members: int, numel: int) -> tuple[int, int]:
+    """Which of `numel` values member `index` owns."""
+    size = -(-numel // members)
+    return min(index * size, numel), min((index + 1) * size, numel)
+
+
+def _mean_into(out: Tensor, rows: list[Tensor]) -> None:
+    """The mean of `rows`, in their order, in fp32; `out` may be one of two rows."""
+    total = rows[0].float() + rows[1].float()
+    for row in rows[2:]:
+        total += row.float()
+    out.copy_(total.div_(len(rows)))
+
+
+def _bytes(row: Tensor) -> Tensor:
+    return row.view(torch.uint8)
+
+
+def _check_row(payload: Tensor) -> None:
+    if payload.dtype != torch.uint8 or payload.dim() != 1:
+        raise ValueError(f"payload must be one row of uint8, found {payload.dtype} {tuple(payload.shape)}")

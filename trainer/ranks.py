@@ -16,6 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from trainer.config import ParallelConfig
 from trainer.environment import Environment
+from trainer.links import PeerLinks
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class World:
     pipeline: dist.ProcessGroup
     control: Control
     master_port: int
+    links: PeerLinks | None
+    """Between the stage peers, across the WAN; None where there is one replica."""
 
     @property
     def replica(self) -> int:
@@ -95,6 +98,15 @@ def connect(parallel: ParallelConfig, environment: Environment, timeout_s: float
         dist.new_group([replica * stages + stage for stage in range(stages)], timeout=timeout)
         for replica in range(replicas)
     ]
+    links = None
+    if replicas > 1:
+        stage = rank % stages
+        links = PeerLinks(
+            PrefixStore(f"trainer-links/{stage}", store),
+            rank // stages,
+            [replica * stages + stage for replica in range(replicas)],
+            timeout_s,
+        )
     return World(
         rank,
         replicas,
@@ -103,4 +115,5 @@ def connect(parallel: ParallelConfig, environment: Environment, timeout_s: float
         pipeline=pipelines[rank // stages],
         control=Control(store, rank, size, timeout_s),
         master_port=environment.master_port,
+        links=links,
     )

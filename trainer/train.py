@@ -62,7 +62,7 @@ class Trainer:
         self.pipeline = Pipeline(self.pieces, world, config, self.ledger)
         windows = torch.from_numpy(evaluation_windows(corpus, config))
         self.evaluator = Evaluator(self.pieces, world, windows, self.ledger)
-        self.wan = Exchange(world.stage_peers, "exposed_comm_s")
+        self.wan = Exchange(world.stage_peers, "exposed_comm_s", world.links)
         self.lan = Exchange(world.pipeline, "bubble_s")
         self.inner = build_inner(self.parameters, config.train)
         self.context = Context(

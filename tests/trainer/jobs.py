@@ -64,7 +64,7 @@ def means(replicas: int, numels: list[int]) -> list[dict[str, Any]]:
     """Average random tensors every way there is."""
     results = []
     with connected(ParallelConfig(replicas=replicas)) as world:
-        exchange, ledger = Exchange(world.stage_peers, "exposed_comm_s"), Ledger()
+        exchange, ledger = Exchange(world.stage_peers, "exposed_comm_s", world.links), Ledger()
         for numel in numels:
             everybody = [random(numel, replica) for replica in range(replicas)]
             expected = torch.stack(everybody).double().mean(dim=0)
@@ -89,7 +89,7 @@ def gathers(replicas: int, numels: list[int]) -> list[bool]:
     """Whether gathered payloads are everybody's, in rank order, and counted."""
     right = []
     with connected(ParallelConfig(replicas=replicas)) as world:
-        exchange, ledger = Exchange(world.stage_peers, "exposed_comm_s"), Ledger()
+        exchange, ledger = Exchange(world.stage_peers, "exposed_comm_s", world.links), Ledger()
         for numel in numels:
             everybody = [(random(numel, r) * 50).to(torch.int8).view(torch.uint8) for r in range(replicas)]
             before = exchange.sent_bytes
@@ -116,7 +116,7 @@ def averaging(replicas: int, compressors: list[dict[str, Any]], rounds: int) -> 
     """Laws of an averager over several rounds of random tensors."""
     results = []
     with connected(ParallelConfig(replicas=replicas)) as world:
-        exchange, ledger = Exchange(world.stage_peers, "exposed_comm_s"), Ledger()
+        exchange, ledger = Exchange(world.stage_peers, "exposed_comm_s", world.links), Ledger()
         for compressor in compressors:
             config = DiLoCoXConfig(name="dilocox", compressor=compressor).compressor
             averager = build_averager(config, SHAPES, seed=3)
@@ -167,7 +167,7 @@ def spectrum(replicas: int, rank: int, decays: list[float], changes: dict[str, A
     """Rank and H while the spectrum of the pseudo-gradient changes: singular values k^-decay."""
     track = []
     with connected(ParallelConfig(replicas=replicas)) as world:
-        exchange, ledger = Exchange(world.stage_peers, "exposed_comm_s"), Ledger()
+        exchange, ledger = Exchange(world.stage_peers, "exposed_comm_s", world.links), Ledger()
         settings = {"name": "lowrank-int4", "rank": rank, "adaptive": True, **changes}
         config = DiLoCoXConfig(name="dilocox", compressor=settings, local_steps=rank).compressor
         averager = build_averager(config, {"w": torch.Size((96, 128))}, seed=0)
