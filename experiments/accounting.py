@@ -1,8 +1,9 @@
 """Bytes counted three ways, and whether they agree.
 
-The trainer counts the payload it hands to the transport; the kernel counts, per TCP flow, the payload that the
-peer acknowledged (``ss``); the queueing disciplines of the site uplinks count layer-2 bytes. The first two must
-agree within 1 %; the third must lie a stated factor above: headers (1514/1448 = 1.046) and acknowledgements.
+The trainer counts the payload it hands to the transport, and apart from it the transport's own framing; the kernel
+counts, per TCP flow, the bytes that the peer acknowledged (``ss``); the queueing disciplines of the site uplinks
+count layer-2 bytes. Payload + framing and the second must agree within 1 %; the third must lie a stated factor above
+them: headers (1514/1448 = 1.046) and acknowledgements.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,6 +27,7 @@ class Accounting:
     wan_payload_bytes: int
     lan_payload_bytes: int  # of training
     evaluation_bytes: int  # activations of evaluations: on the LAN too, but in no figure of a method
+    wan_framing_bytes: int = 0  # headers of our own transport, exactly; gloo's are not known
     kernel_wan_bytes: int | None = None
     kernel_lan_bytes: int | None = None
     kernel_control_bytes: int | None = None
@@ -34,7 +36,7 @@ class Accounting:
     lan_wire_bytes: int | None = None
     control_wire_bytes: int | None = None
     wan_overhead: float | None = None  # wire / payload
-    kernel_deviation: float | None = None  # WAN: kernel / trainer - 1
+    kernel_deviation: float | None = None  # WAN: kernel / (payload + framing) - 1
     problems: list[str] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
@@ -95,7 +97,10 @@ def with_earlier(counts: Accounting, carried: tuple[int, int, int]) -> Accountin
 
 
 def reconcile(
-    payload: tuple[int, int, int], kernel: tuple[int, int, int, int] | None, wire: tuple[int, int, int] | None
+    payload: tuple[int, int, int],
+    kernel: tuple[int, int, int, int] | None,
+    wire: tuple[int, int, int] | None,
+    wan_framing_bytes: int = 0,
 ) -> Accounting:
     """Puts the three counts side by side. Pure.
 
@@ -103,13 +108,15 @@ def reconcile(
         payload: (WAN, LAN, evaluation) as the trainer counted.
         kernel: result of :func:`kernel_bytes`, None on loopback.
         wire: result of :func:`wire_bytes`, None on loopback.
+        wan_framing_bytes: what the transport says it sent beside the payload.
     """
-    result = Accounting(*payload)
+    result = Accounting(*payload, wan_framing_bytes=wan_framing_bytes)
+    framed = payload[0] + wan_framing_bytes
     if kernel is not None:
         result.kernel_wan_bytes, result.kernel_lan_bytes = kernel[0], kernel[1]
         result.kernel_control_bytes, result.retransmitted_bytes = kernel[2], kernel[3]
         for name, said, acked in (
-            ("WAN", payload[0], kernel[0]),
+            ("WAN", framed, kernel[0]),
             ("LAN", payload[1] + payload[2], kernel[1]),
         ):
             deviation = acked / said - 1 if said else 0.0
@@ -117,7 +124,7 @@ def reconcile(
                 result.kernel_deviation = deviation
             if max(said, acked) >= MIN_BYTES_TO_JUDGE and (not said or abs(deviation) > KERNEL_TOLERANCE):
                 result.problems.append(
-                    f"{name} payload: the trainer says {said} bytes, the kernel delivered {acked}"
+                    f"{name} payload: the trainer says {said} bytes with framing, the kernel delivered {acked}"
                     f" ({100 * deviation:+.2f} %, allowed ±{100 * KERNEL_TOLERANCE:g} %)"
                 )
     if wire is not None:
@@ -127,7 +134,7 @@ def reconcile(
             result.wan_overhead = wire[0] / payload[0]
             # What loss made TCP repeat is no overhead. The uplink counted a lost packet if it was lost further on,
             # not if its own queue dropped it, so the bytes sent once lie between these two.
-            least, most = (wire[0] - (kernel[3] if kernel else 0)) / payload[0], wire[0] / payload[0]
+            least, most = (wire[0] - (kernel[3] if kernel else 0)) / framed, wire[0] / framed
             if payload[0] >= MIN_BYTES_TO_JUDGE and (most < low or least > high):
                 result.problems.append(
                     f"WAN wire bytes are {most:.4f} x payload ({least:.4f} without retransmissions),"

@@ -512,7 +512,8 @@ def _account(evidence: Evidence, ranks: list[dict[str, Any]]) -> accounting.Acco
         return accounting.with_earlier(accounting.reconcile(payload, None, None), earlier)
     kernel = accounting.kernel_bytes(network.plan, evidence.flows)
     wire = accounting.wire_bytes(network.plan, evidence.first, evidence.last)
-    return accounting.with_earlier(accounting.reconcile(payload, kernel, wire), earlier)
+    framing = 0 if one_site else sum(int(rank.get("wan_framing_bytes", 0)) for rank in ranks)
+    return accounting.with_earlier(accounting.reconcile(payload, kernel, wire, framing), earlier)
 
 
 def _payload(ranks: list[dict[str, Any]], key: str, *, one_site: bool) -> tuple[int, int, int]:

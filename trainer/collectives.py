@@ -37,12 +37,18 @@ class Exchange:
     Without links the process group moves the bytes: gloo between CPUs, NCCL between GPUs.
     """
 
-    def __init__(self, group: dist.ProcessGroup, bucket: str, links: Transport | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, bucket: str, links: Transport | None = None) -> None:
+        """`group` may be None where there are links and nothing is averaged naively."""
         self.group = group
-        self.links: Transport = ProcessGroup(group) if links is None else links
+        if links is None:
+            if group is None:
+                raise ValueError("an exchange needs a process group or links")
+            links = ProcessGroup(group)
+        self.links = links
         self.size, self.index = self.links.size, self.links.index
         self.bucket = bucket
-        self._sent_bytes = self._framing_bytes = 0
+        self._sent_bytes = 0
+        self._framing_bytes = self.links.handshake_bytes
         self._lock = threading.Lock()
         self._streams: list[Exchange] = []
 
@@ -119,10 +125,13 @@ class Exchange:
         Pairs are independent: others need not take part. Sends `payload.numel()` bytes.
         """
         _check_row(payload)
-        if not 0 <= peer < self.size or peer == self.index:
-            raise ValueError(f"peer: found {peer}, allowed 0 to {self.size - 1} except {self.index}")
+        if not 0 <= peer < self.links.size or peer == self.links.index:
+            raise ValueError(
+                f"peer: found {peer}, allowed 0 to {self.links.size - 1} except {self.links.index}"
+            )
         theirs = torch.empty_like(payload)
-        self._move([Phase({peer: payload.contiguous()}, {peer: theirs})], ledger)
+        if payload.numel():
+            self._move([Phase({peer: payload.contiguous()}, {peer: theirs})], ledger)
         return theirs
 
     def planned_shuffle_bytes(self, sizes: list[int]) -> int:
@@ -214,6 +223,8 @@ class Exchange:
             return result.float()
 
     def _naive_mean(self, flat: Tensor, wire: Wire, ledger: Ledger) -> Tensor:
+        if self.group is None:
+            raise ValueError("a naive mean needs a process group")
         with ledger.span("compress_s"):
             total = flat.to(WIRE_DTYPES[wire], copy=True)
         with ledger.span(self.bucket):

@@ -21,6 +21,7 @@ class ProcessGroup:
         self.group = group
         self.index = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        self.handshake_bytes = 0
 
     def run(self, phases: list[Phase]) -> None:
         """One phase after the other.

@@ -43,6 +43,12 @@ class World:
         """Which pipeline stage, 0 .. M-1."""
         return self.rank % self.stages
 
+    def close(self) -> None:
+        """Close all connections of the data plane."""
+        if self.links is not None:
+            self.links.close()
+        dist.destroy_process_group()
+
 
 class Control:
     """Barriers over the rendezvous store: a few small messages to MASTER_PORT, none between data ports."""

@@ -45,6 +45,10 @@ class Transport(Protocol):
     def run(self, phases: list[Phase]) -> None:
         """Return when everything was received and everything to send was handed over."""
 
+    @property
+    def handshake_bytes(self) -> int:
+        """What opening the connections took, exactly; 0 where the transport does not say."""
+
     def framing_bytes(self, phases: list[Phase]) -> int:
         """What travels besides the payload, exactly; 0 where the transport does not say."""
 

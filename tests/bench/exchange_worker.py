@@ -1,37 +1,50 @@
 """One rank of the exchange benchmark: tuned and naive means in turn, times written as JSON."""
 
 import json
+import os
+import socket
+import struct
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from trainer.collectives import Exchange
+from trainer.config import ParallelConfig
+from trainer.environment import read_environment
 from trainer.metrics import Ledger
+from trainer.ranks import connect
 
-REPEATS = 5
+TCP_INFO_BYTES = 232
+TOTAL_RETRANS_OFFSET = 100  # tcpi_total_retrans, u32 (include/uapi/linux/tcp.h)
 
 
 def main() -> None:
-    """Times each exchange a few times after one warm-up."""
+    """Times each exchange once cold and `repeats` times warm."""
+    mib, repeats, file = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    exchange = Exchange(dist.group.WORLD, "exposed_comm_s")
-    flat = torch.randn(int(sys.argv[1]) * 2**18)
+    parallel = ParallelConfig(replicas=int(os.environ["WORLD_SIZE"]))
+    world = connect(parallel, read_environment(parallel.replicas, parallel.stages), timeout_s=60)
+    exchange = Exchange(world.stage_peers, "exposed_comm_s", world.links)
+    flat = torch.randn(mib * 2**18)
     times: dict[str, list[float]] = {"tuned": [], "naive": []}
-    for turn in range(REPEATS + 1):
+    for _ in range(repeats + 1):
         for name, measured in times.items():
-            dist.barrier()
+            world.control.barrier()
             began = time.perf_counter()
             exchange.mean(flat, "fp32", name, Ledger())
-            if turn:
-                measured.append(time.perf_counter() - began)
-    named = {"ours (all-to-all + all-gather)": times["tuned"], "gloo all_reduce": times["naive"]}
-    Path(sys.argv[2]).write_text(json.dumps(named), encoding="utf-8")
-    dist.destroy_process_group()
+            measured.append(time.perf_counter() - began)
+    resent = sum(retransmitted(lane.socket) for lane in world.links.lanes)
+    file.write_text(json.dumps({**times, "retransmitted": resent}), encoding="utf-8")
+    world.control.barrier()
+    world.close()
+
+
+def retransmitted(connection: socket.socket) -> int:
+    """Segments that this end sent again."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    return int(struct.unpack_from("=I", info, TOTAL_RETRANS_OFFSET)[0])
 
 
 main()

@@ -1,6 +1,7 @@
 """What worker processes do as ranks; everything returned is JSON."""
 
 import hashlib
+import itertools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from trainer.collectives import Exchange
 from trainer.compression import ErrorFeedback, build_averager
@@ -33,7 +33,7 @@ def connected(parallel: ParallelConfig) -> Iterator[World]:
         yield world
         world.control.barrier()
     finally:
-        dist.destroy_process_group()
+        world.close()
 
 
 def train(config: dict[str, Any], out: str, resume: bool = False) -> str:
@@ -64,24 +64,28 @@ def means(replicas: int, numels: list[int]) -> list[dict[str, Any]]:
     """Average random tensors every way there is."""
     results = []
     with connected(ParallelConfig(replicas=replicas)) as world:
-        exchange, ledger = Exchange(world.stage_peers, "exposed_comm_s", world.links), Ledger()
-        for numel in numels:
+        over = {
+            "tcp": Exchange(world.stage_peers, "exposed_comm_s", world.links),
+            "gloo": Exchange(world.stage_peers, "exposed_comm_s"),
+        }
+        ways = itertools.product(numels, ("tuned", "naive"), ("fp32", "bf16", "fp16"), over)
+        for numel, collective, wire, transport in ways:
             everybody = [random(numel, replica) for replica in range(replicas)]
             expected = torch.stack(everybody).double().mean(dim=0)
-            for collective in ("tuned", "naive"):
-                for wire in ("fp32", "bf16", "fp16"):
-                    before = exchange.sent_bytes
-                    mean = exchange.mean(everybody[world.replica], wire, collective, ledger)
-                    results.append(
-                        {
-                            "case": f"{collective} {wire} {numel}",
-                            "wire": wire,
-                            "digest": digest(mean),
-                            "error": float((mean.double() - expected).abs().max()) if numel else 0.0,
-                            "sent": exchange.sent_bytes - before,
-                            "planned": exchange.planned_mean_bytes(numel, wire, collective),
-                        }
-                    )
+            exchange = over[transport]
+            before = exchange.sent_bytes
+            mean = exchange.mean(everybody[world.replica], wire, collective, Ledger())
+            results.append(
+                {
+                    "case": f"{collective} {wire} {numel}",
+                    "transport": transport,
+                    "wire": wire,
+                    "digest": digest(mean),
+                    "error": float((mean.double() - expected).abs().max()) if numel else 0.0,
+                    "sent": exchange.sent_bytes - before,
+                    "planned": exchange.planned_mean_bytes(numel, wire, collective),
+                }
+            )
     return results
 
 

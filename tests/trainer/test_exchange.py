@@ -1,8 +1,8 @@
-"""Collectives and averagers over real gloo: right values, right bytes, same bits everywhere."""
+"""Collectives and averagers over real gloo and TCP: right values, right bytes, same bits everywhere."""
 
 import pytest
 
-REPLICAS = [1, 2, 3]
+REPLICAS = [1, 2, 3, 4]
 TOLERANCE = {"fp32": 1e-6, "bf16": 5e-2, "fp16": 5e-3}
 
 
@@ -14,7 +14,13 @@ def test_means_are_right_identical_and_counted(fleet, replicas):
         for case in cases:
             assert case["error"] <= TOLERANCE[case["wire"]], case
             assert case["sent"] == case["planned"], case
-            assert (case["sent"] > 0) == (replicas > 1 and not case["case"].endswith(" 0")), case
+            if replicas == 1 or case["case"].endswith(" 0"):
+                assert case["sent"] == 0, case
+        total = sum(case["sent"] for case in cases)
+        assert (total > 0) == (replicas > 1 and not cases[0]["case"].endswith(" 0")), cases
+    bits = {}
+    for case in ranks[0]:
+        assert bits.setdefault(case["case"], case["digest"]) == case["digest"], f"{case}: over gloo or TCP"
 
 
 @pytest.mark.parametrize("replicas", REPLICAS)

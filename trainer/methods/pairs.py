@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from trainer.collectives import Collective, Exchange, Wire
@@ -32,30 +31,20 @@ class PairExchange(Exchange):
     def __init__(self, whole: Exchange, partner: int) -> None:
         if partner == whole.index:
             raise ValueError(f"a pair has two members, found {partner} twice")
-        self.group, self.bucket, self.size = whole.group, whole.bucket, 2
+        super().__init__(whole.group, whole.bucket, whole.links)
+        self.size = 2
         self.index = int(partner < whole.index)
-        self._whole, self._partner = whole, partner
-        self._sent = 0
+        self._whole = whole
+        self._framing_bytes = 0  # the whole's connections were counted when they were opened
+        self._partner = partner
 
-    @property
-    def sent_bytes(self) -> int:
-        """Handed to the transport for this partner."""
-        return self._sent
+    def _count(self, sent_bytes: int, framing_bytes: int = 0) -> None:
+        super()._count(sent_bytes, framing_bytes)
+        self._whole._count(sent_bytes, framing_bytes)
 
     def gather(self, payload: Tensor, ledger: Ledger) -> list[Tensor]:
         """Both payloads, the lower index first; equally long, uint8."""
-        received = torch.empty_like(payload)
-        if payload.numel():
-            with ledger.span(self.bucket):
-                self._sent += payload.numel()
-                self._whole.count(payload.numel())
-                peer = dist.get_global_rank(self.group, self._partner)
-                ops = [
-                    dist.P2POp(dist.isend, payload.contiguous(), peer, group=self.group),
-                    dist.P2POp(dist.irecv, received, peer, group=self.group),
-                ]
-                for work in dist.batch_isend_irecv(ops):
-                    work.wait()
+        received = self.exchange_with(self._partner, payload, ledger)
         return [received, payload] if self.index else [payload, received]
 
     def planned_mean_bytes(self, numel: int, wire: Wire, collective: Collective) -> int:
