@@ -11,12 +11,19 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parent))
 import exchange
 import links
+import overlap
 import startup
 import training
 
 from experiments.record import environment
 
-SECTIONS = {"links": links.run, "startup": startup.run, "exchange": exchange.run, "training": training.run}
+SECTIONS = {
+    "links": links.run,
+    "startup": startup.run,
+    "exchange": exchange.run,
+    "overlap": overlap.run,
+    "training": training.run,
+}
 
 
 def main() -> None:
