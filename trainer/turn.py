@@ -67,10 +67,9 @@ class Turn:
         try:
             for descriptor in self.notices:
                 self.epoll.register(descriptor, select.EPOLLIN)
-            for descriptor, lane in self.lanes.items():
-                self._receive(lane)
-                self._send(lane)
-                self._watch(descriptor, lane)
+            for lane in self.lanes.values():
+                self._receive(lane)  # what came before we did may release pieces to any peer
+            self._serve([])
             while not self._done():
                 self._serve(self._ready())
         finally:

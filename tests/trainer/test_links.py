@@ -1,5 +1,6 @@
 """The TCP transport among threads: right bits whatever the pieces, exact bytes, the right one blamed."""
 
+import select
 import socket
 import struct
 import threading
@@ -260,6 +261,23 @@ def test_a_member_may_be_one_exchange_ahead(connect):
         return total
 
     assert everybody(3, act) == [2 * (2 + 3), 2 * (1 + 3), 2 * (1 + 2)]
+
+
+def test_a_late_member_passes_on_what_had_come_before_it_came(connect):
+    """Nothing more arrives that could wake it: the others wait for its shard."""
+    links = connect(3)
+
+    def act(index: int) -> float:
+        if index == 0:
+            for peer in (1, 2):
+                theirs = [lane.socket for lane in links[0].lanes if lane.peer == peer]
+                assert select.select(theirs, [], [], 5)[0]
+        exchange = Exchange(None, "exposed_comm_s", links[index])
+        began = time.monotonic()
+        exchange.mean(values(1, index), "fp32", "tuned", Ledger())
+        return time.monotonic() - began
+
+    assert max(everybody(3, act)) < 5  # the limit of a wait is 10
 
 
 def test_strangers_and_absent_members_are_told_apart(monkeypatch):
