@@ -39,7 +39,7 @@ class Exchange:
 
     def __init__(self, group: dist.ProcessGroup | None, bucket: str, links: Transport | None = None) -> None:
         """`group` may be None where there are links and nothing is averaged naively."""
-        self.group = group
+        self._group = group
         if links is None:
             if group is None:
                 raise ValueError("an exchange needs a process group or links")
@@ -51,6 +51,13 @@ class Exchange:
         self._framing_bytes = self.links.handshake_bytes
         self._lock = threading.Lock()
         self._streams: list[Exchange] = []
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """For collectives of torch's own; raises ValueError where there is none."""
+        if self._group is None:
+            raise ValueError("this exchange has no process group")
+        return self._group
 
     @property
     def sent_bytes(self) -> int:
@@ -75,7 +82,7 @@ class Exchange:
         Raises:
             RuntimeError: the transport is a process group.
         """
-        stream = Exchange(self.group, self.bucket, self.links.stream(name))
+        stream = Exchange(self._group, self.bucket, self.links.stream(name))
         with self._lock:
             self._streams.append(stream)
         return stream
@@ -223,8 +230,6 @@ class Exchange:
             return result.float()
 
     def _naive_mean(self, flat: Tensor, wire: Wire, ledger: Ledger) -> Tensor:
-        if self.group is None:
-            raise ValueError("a naive mean needs a process group")
         with ledger.span("compress_s"):
             total = flat.to(WIRE_DTYPES[wire], copy=True)
         with ledger.span(self.bucket):

@@ -31,7 +31,7 @@ class PairExchange(Exchange):
     def __init__(self, whole: Exchange, partner: int) -> None:
         if partner == whole.index:
             raise ValueError(f"a pair has two members, found {partner} twice")
-        super().__init__(whole.group, whole.bucket, whole.links)
+        super().__init__(whole._group, whole.bucket, whole.links)
         self.size = 2
         self.index = int(partner < whole.index)
         self._whole = whole
