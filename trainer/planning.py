@@ -14,14 +14,36 @@ from trainer.data import BYTE_VOCAB
 from trainer.methods import Context, build_method
 from trainer.metrics import Ledger
 from trainer.model import DecoderStage, Shape, stage_layers
+from trainer.transfer import Phase
+
+
+@dataclass(frozen=True)
+class NoTransport:
+    """Members that are never connected."""
+
+    index: int
+    size: int
+    handshake_bytes: int = 0
+
+    def run(self, phases: list[Phase]) -> None:
+        """Refused."""
+        raise RuntimeError("nothing is sent while a configuration is planned")
+
+    def framing_bytes(self, phases: list[Phase]) -> int:
+        """Nothing."""
+        return 0
+
+    def stream(self, name: str) -> NoTransport:
+        """Connected as little."""
+        return self
 
 
 class PlannedExchange(Exchange):
     """An exchange of `size` members that can say what it would send, and send nothing."""
 
     def __init__(self, size: int, index: int) -> None:
-        self.size, self.index, self.bucket = size, index, "exposed_comm_s"
-        self.group = dist.ProcessGroup(index, size)  # type: ignore[call-arg]
+        group = dist.ProcessGroup(index, size)  # type: ignore[call-arg]
+        super().__init__(group, "exposed_comm_s", NoTransport(index, size))
 
 
 @dataclass(frozen=True)
