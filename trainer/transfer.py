@@ -39,8 +39,13 @@ def pieces(total: int) -> Iterator[tuple[int, int]]:
 class Transport(Protocol):
     """Moves the bytes of an exchange; all members call `run` with matching phases, in the same order."""
 
-    index: int
-    size: int
+    @property
+    def index(self) -> int:
+        """This process's place among the members."""
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
 
     def run(self, phases: list[Phase]) -> None:
         """Return when everything was received and everything to send was handed over."""
