@@ -32,6 +32,8 @@ UDP_OVERLOAD = 1.1
 """The rate of a lossy link is what arrives when so much of it is sent: TCP there is slow for its own reasons."""
 TRIES = 3
 """A second's hiccup of the machine is measured again; a link that is really off stays off. All tries are kept."""
+SHORT_RTT_MS = 30.0
+"""Above it, what slow start lost is still being filled in during the second second (docs/LOG.md)."""
 AT_ONCE_MBPS = 2000.0
 """Pairs that share no link are measured at once up to this sum of rates: more would measure this machine."""
 
@@ -116,7 +118,7 @@ class Probe:
 
 def _seconds_for(rate_mbps: float, rtt_ms: float) -> tuple[int, int]:
     """How long to measure and how much of the start to leave out: slow start takes some ten round trips."""
-    omit = 1 + int(10 * rtt_ms / 1e3)
+    omit = (1 if rtt_ms <= SHORT_RTT_MS else 2) + int(10 * rtt_ms / 1e3)
     return (1 if rate_mbps >= 100 else 3), omit
 
 
