@@ -26,22 +26,23 @@ class RunConfig(TrainerConfig):
 
     @property
     def world_size(self) -> int:
-        """Number of ranks: replicas x stages."""
-        return self.parallel.replicas * self.parallel.stages
+        """Number of ranks: replicas x data_parallel x stages."""
+        return self.parallel.ranks
 
     def placement(self) -> list[str]:
-        """Node of every rank. Replica i lives in site i (one site: all replicas there), stage j on its node j.
+        """Node of every rank. Replica i lives in site i (one site: all replicas there), its ranks on its nodes.
 
         Raises:
             RequestError: more ranks than nodes, or replicas that do not fit the sites.
         """
         if self.topology == LOOPBACK or isinstance(self.topology, str):
             return [f"rank-{rank}" for rank in range(self.world_size)]
-        topology, replicas, stages = self.topology, self.parallel.replicas, self.parallel.stages
+        topology, replicas = self.topology, self.parallel.replicas
+        each = self.world_size // replicas
         nodes = list(topology.nodes)
         if self.world_size > len(nodes):
             raise RequestError(
-                f"parallel: found {replicas} replicas x {stages} stages = {self.world_size} ranks,"
+                f"parallel: found {replicas} replicas of {each} ranks = {self.world_size} ranks,"
                 f" allowed are at most the {len(nodes)} nodes of topology {topology.name!r}"
             )
         if len(topology.sites) == 1:
@@ -51,13 +52,13 @@ class RunConfig(TrainerConfig):
                 f"parallel.replicas: found {replicas}, allowed is one replica per site:"
                 f" topology {topology.name!r} has {len(topology.sites)} sites"
             )
-        small = [site for site in topology.sites if len(topology.nodes_of(site)) < stages]
+        small = [site for site in topology.sites if len(topology.nodes_of(site)) < each]
         if small:
             raise RequestError(
-                f"parallel.stages: found {stages}, allowed are at most the nodes of each site:"
+                f"parallel: found {each} ranks in a replica, allowed are at most the nodes of each site:"
                 f" site {small[0]!r} of topology {topology.name!r} has {len(topology.nodes_of(small[0]))}"
             )
-        return [node for site in topology.sites for node in topology.nodes_of(site)[:stages]]
+        return [node for site in topology.sites for node in topology.nodes_of(site)[:each]]
 
     def plain(self) -> dict[str, Any]:
         """Resolved and complete, as plain data: running it again is the same run."""

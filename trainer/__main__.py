@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     try:
         config = load_config(arguments.config, arguments.overrides)
-        environment = read_environment(config.parallel.replicas, config.parallel.stages)
+        environment = read_environment(config.parallel)
         corpus = load_corpus(config.data, config.seed)
         evaluation_windows(corpus, config)
         out = output_folder(arguments)

@@ -82,7 +82,7 @@ class Exchange:
         Raises:
             RuntimeError: the transport is a process group.
         """
-        stream = Exchange(self._group, self.bucket, self.links.stream(name))
+        stream = self._another(self.links.stream(name))
         with self._lock:
             self._streams.append(stream)
         return stream
@@ -90,6 +90,9 @@ class Exchange:
     def count(self, sent_bytes: int) -> None:
         """Count what a collective of torch's own hands over on this group."""
         self._count(sent_bytes)
+
+    def _another(self, links: Transport) -> Exchange:
+        return Exchange(self._group, self.bucket, links)
 
     def _count(self, sent_bytes: int, framing_bytes: int = 0) -> None:
         with self._lock:

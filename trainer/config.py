@@ -87,15 +87,24 @@ class DataConfig(Section):
 class ParallelConfig(Section):
     """D replicas of M pipeline stages; a replica's batch is cut into `microbatches`.
 
+    `data_parallel`: each stage of a replica is so many ranks, which share the replica's batch and average
+    gradients over its LAN in every step (the paper's clusters: 2 of 8 stages with 2 ranks each).
+
     `schedule: interleaved` gives every rank `virtual_stages` pieces of the model instead of one
     (arXiv:2104.04473, section 2.2): smaller bubbles, more hops.
     """
 
     replicas: Count = 1
     stages: Count = 1
+    data_parallel: Count = 1
     microbatches: Count = 4
     schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
     virtual_stages: Annotated[int, Field(ge=2, le=16, strict=True)] | None = None
+
+    @property
+    def ranks(self) -> int:
+        """How many processes there are: replicas x data_parallel x stages."""
+        return self.replicas * self.data_parallel * self.stages
 
     @property
     def pieces(self) -> int:
@@ -216,11 +225,17 @@ class TrainerConfig(Section):
                 f"have no common weights)"
             )
         for size in self.batch_sizes:
-            if size % p.microbatches:
+            if size % (p.microbatches * p.data_parallel):
                 key = "batch_size" if t.batch_sizes is None else "batch_sizes"
+                by = f" x parallel.data_parallel ({p.data_parallel})" if p.data_parallel > 1 else ""
                 raise ValueError(
-                    f"train.{key}: found {size}, allowed a multiple of parallel.microbatches ({p.microbatches})"
+                    f"train.{key}: found {size}, allowed a multiple of parallel.microbatches "
+                    f"({p.microbatches}){by}"
                 )
+        if p.data_parallel > 1 and self.method.name in ("noloco", "powersgd"):
+            raise ValueError(
+                f"parallel.data_parallel: found {p.data_parallel}, allowed with method {self.method.name} only 1"
+            )
         layers = self.model.shape["layers"]
         if p.stages > layers:
             raise ValueError(
@@ -264,8 +279,13 @@ class TrainerConfig(Section):
         return self.batch_sizes[replica] * self.parallel.replicas / sum(self.batch_sizes)
 
     def microbatch_size(self, replica: int) -> int:
-        """Sequences per microbatch of a replica."""
-        return self.batch_sizes[replica] // self.parallel.microbatches
+        """Sequences per microbatch of each data-parallel rank of a replica."""
+        return self.batch_sizes[replica] // (self.parallel.microbatches * self.parallel.data_parallel)
+
+    def sequences(self, replica: int, member: int) -> tuple[int, int]:
+        """(first, count) of a data-parallel rank's sequences in the global batch of a step."""
+        count = self.batch_sizes[replica] // self.parallel.data_parallel
+        return sum(self.batch_sizes[:replica]) + member * count, count
 
     @property
     def tokens_per_step(self) -> int:

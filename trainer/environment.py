@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer.config import ParallelConfig
 
 
 class WorldError(ValueError):
@@ -19,11 +23,11 @@ class Environment:
     master_port: int
 
 
-def read_environment(replicas: int, stages: int) -> Environment:
+def read_environment(parallel: ParallelConfig) -> Environment:
     """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, checked before anything is connected.
 
     Raises:
-        WorldError: a variable is missing or no number, or the world is not replicas x stages.
+        WorldError: a variable is missing or no number, or the world is not as large as `parallel` says.
     """
     values: dict[str, int] = {}
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
@@ -37,10 +41,12 @@ def read_environment(replicas: int, stages: int) -> Environment:
     if not os.environ.get("MASTER_ADDR"):
         raise WorldError("environment: MASTER_ADDR: found nothing, allowed the address of rank 0")
     rank, size = values["RANK"], values["WORLD_SIZE"]
-    if size != replicas * stages:
+    if size != parallel.ranks:
+        named, counted = "parallel.replicas x parallel.stages", f"{parallel.replicas} x {parallel.stages}"
+        if parallel.data_parallel > 1:
+            named, counted = f"{named} x parallel.data_parallel", f"{counted} x {parallel.data_parallel}"
         raise WorldError(
-            f"environment: WORLD_SIZE: found {size}, allowed parallel.replicas x parallel.stages = "
-            f"{replicas} x {stages} = {replicas * stages}"
+            f"environment: WORLD_SIZE: found {size}, allowed {named} = {counted} = {parallel.ranks}"
         )
     if rank >= size:
         raise WorldError(f"environment: RANK: found {rank}, allowed 0 to {size - 1}")

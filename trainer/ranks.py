@@ -1,8 +1,8 @@
 """Who this process is, and the groups it talks in.
 
-rank = replica * stages + stage: a replica's stages are neighbours, because a replica is a site.
-Stage peers (the same stage of every replica) talk across the WAN; the stages of a replica talk over
-its LAN. Barriers go through the rendezvous store on MASTER_PORT, so that waiting moves no data-plane byte.
+rank = (replica * data_parallel + member) * stages + stage: a replica's stages are neighbours, because a
+replica is a site. Stage peers (the same stage of every replica, of its first member) talk across the WAN; the
+stages and members of a replica talk over its LAN. Barriers go through the rendezvous store on MASTER_PORT, so that waiting moves no data-plane byte.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
+from trainer.cluster import Cluster, ClusterExchange, ClusterLinks
+from trainer.collectives import Exchange
 from trainer.config import ParallelConfig
 from trainer.environment import Environment
 from trainer.links import PeerLinks
@@ -26,17 +28,36 @@ class World:
     rank: int
     replicas: int
     stages: int
+    data_parallel: int
     stage_peers: dist.ProcessGroup
     pipeline: dist.ProcessGroup
     control: Control
     master_port: int
     links: PeerLinks | None
-    """Between the stage peers, across the WAN; None where there is one replica."""
+    """Between the stage peers, across the WAN; None where there is one replica, and except on first members."""
+    cluster: Cluster | None
+    """The data-parallel ranks of this stage of this replica; None where there is one."""
 
     @property
     def replica(self) -> int:
         """Which replica, 0 .. D-1."""
-        return self.rank // self.stages
+        return self.rank // (self.stages * self.data_parallel)
+
+    @property
+    def member(self) -> int:
+        """Which data-parallel rank of the replica, 0 .. data_parallel-1."""
+        return self.rank // self.stages % self.data_parallel
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank evaluates and writes what all of its stage have in common."""
+        return self.replica == 0 and self.member == 0
+
+    def wan(self, bucket: str) -> Exchange:
+        """The exchange with the other replicas' ranks of this stage."""
+        if self.cluster is not None and self.cluster.links is not None:
+            return ClusterExchange(self.stage_peers, bucket, self.cluster.links)
+        return Exchange(self.stage_peers, bucket, self.links)
 
     @property
     def stage(self) -> int:
@@ -95,31 +116,34 @@ def connect(parallel: ParallelConfig, environment: Environment, timeout_s: float
     dist.init_process_group(
         "gloo", store=PrefixStore("trainer-data", store), rank=rank, world_size=size, timeout=timeout
     )
-    # every rank makes every group, in the same order
-    peers = [
-        dist.new_group([replica * stages + stage for replica in range(replicas)], timeout=timeout)
-        for stage in range(stages)
-    ]
-    pipelines = [
-        dist.new_group([replica * stages + stage for stage in range(stages)], timeout=timeout)
-        for replica in range(replicas)
-    ]
+    members = parallel.data_parallel
+    stage, member, replica = rank % stages, rank // stages % members, rank // (stages * members)
+
+    def rank_of(replica: int, member: int, stage: int) -> int:
+        return (replica * members + member) * stages + stage
+
+    def group(ranks: list[int]) -> dist.ProcessGroup:
+        made: dist.ProcessGroup = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
+        return made
+
+    peers = [rank_of(other, member, stage) for other in range(replicas)]
     links = None
-    if replicas > 1:
-        stage = rank % stages
-        links = PeerLinks(
-            PrefixStore(f"trainer-links/{stage}", store),
-            rank // stages,
-            [replica * stages + stage for replica in range(replicas)],
-            timeout_s,
-        )
+    if replicas > 1 and member == 0:
+        links = PeerLinks(PrefixStore(f"trainer-links/{stage}", store), replica, peers, timeout_s)
+    cluster = None
+    if members > 1:
+        mates = [rank_of(replica, other, stage) for other in range(members)]
+        relay = ClusterLinks(links, mates, replica, replicas, timeout) if replicas > 1 else None
+        cluster = Cluster(Exchange(group(mates), "bubble_s"), relay)
     return World(
         rank,
         replicas,
         stages,
-        stage_peers=peers[rank % stages],
-        pipeline=pipelines[rank // stages],
+        members,
+        stage_peers=group(peers),
+        pipeline=group([rank_of(replica, member, other) for other in range(stages)]),
         control=Control(store, rank, size, timeout_s),
         master_port=environment.master_port,
         links=links,
+        cluster=cluster,
     )

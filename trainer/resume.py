@@ -22,6 +22,7 @@ from trainer.progress import Progress
 from trainer.ranks import World
 from trainer.state import State
 
+LAYOUT = ("replicas", "stages", "pieces", "data_parallel")
 SAME, WEIGHTS, DAMAGED = "same", "weights", "damaged"
 FREE = {"train": {"steps", "timeout_s"}}
 """Keys of the sections that decide the losses which may differ all the same; see `deciding`."""
@@ -61,9 +62,7 @@ def describe(config: TrainerConfig, data_sha256: str) -> State:
     """What a checkpoint says about the run that wrote it."""
     parallel = config.parallel
     return {
-        "replicas": parallel.replicas,
-        "stages": parallel.stages,
-        "pieces": parallel.pieces,  # of the model, on each rank
+        **{key: getattr(parallel, key) for key in LAYOUT},
         "data_sha256": data_sha256,
         "config": deciding(config),
     }
@@ -76,7 +75,7 @@ def find(config: TrainerConfig, world: World, out: Path, data_sha256: str) -> Re
         ResumeError: those that were are damaged, or of another configuration.
     """
     root = out / FOLDER
-    layout = config.parallel.replicas, config.parallel.stages, config.parallel.pieces
+    layout = {key: getattr(config.parallel, key) for key in LAYOUT}
     mine = list(_parts(root, world, layout, out))
     said = world.control.gather(json.dumps(mine))
     everybody = [{(int(step), str(kind)) for step, kind in json.loads(text)} for text in said]
@@ -106,14 +105,14 @@ def _steps(root: Path) -> list[int]:
     )
 
 
-def _parts(root: Path, world: World, layout: tuple[int, int, int], out: Path) -> Iterator[tuple[int, str]]:
+def _parts(root: Path, world: World, layout: Mapping[str, int], out: Path) -> Iterator[tuple[int, str]]:
     """(step, kind) of every checkpoint of which this rank has what it would read; says what is damaged."""
     for step in _steps(root):
         if not _finished(root, step):
             continue
         try:
             about = _about(root, step)
-            same = (about["replicas"], about["stages"], about["pieces"]) == layout
+            same = {key: about[key] for key in LAYOUT} == layout
             places = [Place(root, step, rank) for rank in ([world.rank] if same else range(about["stages"]))]
             if not all(place.folder.is_dir() for place in places):
                 continue  # a kill came between two ranks' parts

@@ -62,7 +62,7 @@ class Trainer:
         self.pipeline = Pipeline(self.pieces, world, config, self.ledger)
         windows = torch.from_numpy(evaluation_windows(corpus, config))
         self.evaluator = Evaluator(self.pieces, world, windows, self.ledger)
-        self.wan = Exchange(world.stage_peers, "exposed_comm_s", world.links)
+        self.wan = world.wan("exposed_comm_s")
         self.lan = Exchange(world.pipeline, "bubble_s")
         self.inner = build_inner(self.parameters, config.train)
         self.context = Context(
@@ -83,7 +83,7 @@ class Trainer:
         self.incomplete = resumed.incomplete if resumed else None
         self.carried = dict(self.progress.payload_bytes)  # sent by earlier processes
         self.steps_file, self.rounds_file = self._records("steps"), self._records("rounds")
-        writes_evals = world.replica == 0 and self.pipeline.is_last
+        writes_evals = world.speaks and self.pipeline.is_last
         self.evals_file = self._records("evals") if writes_evals else None
         keep = config.checkpoint.keep
         self.checkpoints = Checkpoints(out / FOLDER, world.rank, keep, world.control.barrier)
@@ -139,11 +139,12 @@ class Trainer:
         last = step == config.train.steps
         lr = learning_rate(step, config.train)
         self.inner.set_learning_rate(lr)
-        sizes, replica = config.batch_sizes, self.world.replica
-        batch = self.sampler.batch(step, sum(sizes[:replica]), sizes[replica])
+        batch = self.sampler.batch(step, *config.sequences(self.world.replica, self.world.member))
         loss = self.pipeline.step(torch.from_numpy(batch))
         if self.method.updates_after(step, last=last):
             self.progress.planned_bytes += self.method.planned_step_bytes()
+            if self.world.cluster is not None:
+                self.world.cluster.average_gradients(list(self.parameters.values()), ledger)
             self.method.average_gradients()
             if config.train.grad_clip > 0:
                 clip_gradients(self.parameters.values(), config.train.grad_clip, self.lan, ledger)
@@ -181,9 +182,10 @@ class Trainer:
 
     def _payload_bytes(self) -> dict[str, int]:
         """Handed to the transport so far, earlier processes of this rank included."""
+        cluster = self.world.cluster
         sent = {
             "wan": self.wan.sent_bytes,
-            "lan": self.pipeline.sent_bytes + self.lan.sent_bytes,
+            "lan": self.pipeline.sent_bytes + self.lan.sent_bytes + (cluster.sent_bytes if cluster else 0),
             "evaluation": self.evaluator.sent_bytes,
         }
         return {kind: self.carried[kind] + count for kind, count in sent.items()}
@@ -241,7 +243,7 @@ class Trainer:
         with self.ledger.span(EVALUATION):
             self.progress.evaluated_at = step
             self.world.control.barrier()
-            if self.world.replica == 0:
+            if self.world.speaks:
                 with self.method.evaluating():
                     loss = self.evaluator.loss()
                 if loss is not None and self.evals_file is not None:

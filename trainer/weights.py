@@ -41,7 +41,7 @@ def write_weights(
         OSError: a file cannot be written.
     """
     folder, name, digest = out / FOLDER, f"stage-{world.stage}.safetensors", ""
-    if world.replica == 0:
+    if world.speaks:
         folder.mkdir(parents=True, exist_ok=True)
         half_made = folder / f"{name}.part"
         named = {canonical_name(n): p for n, p in parameters.items()}

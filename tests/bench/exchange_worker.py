@@ -25,7 +25,7 @@ def main() -> None:
     mib, repeats, file = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     parallel = ParallelConfig(replicas=int(os.environ["WORLD_SIZE"]))
-    world = connect(parallel, read_environment(parallel.replicas, parallel.stages), timeout_s=60)
+    world = connect(parallel, read_environment(parallel), timeout_s=60)
     exchange = Exchange(world.stage_peers, "exposed_comm_s", world.links)
     flat = torch.randn(mib * 2**18)
     times: dict[str, list[float]] = {"tuned": [], "naive": []}

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
@@ -71,7 +70,8 @@ def run(console: Console) -> None:
     table = Table(title=f"one rank, tokens/s, medians of {TURNS} turns", title_justify="left")
     for column in ("model", "dtype", "plain loop", "trainer", "median ratio", f"target {TARGET:.0%}"):
         table.add_column(column, justify="left" if column == "model" else "right")
-    world = connect(config_of("decoder-1m", "fp32").parallel, read_environment(1, 1), timeout_s=30)
+    alone = config_of("decoder-1m", "fp32").parallel
+    world = connect(alone, read_environment(alone), timeout_s=30)
     for preset in STEPS:
         for dtype in ("fp32", "bf16"):
             config = config_of(preset, dtype)
@@ -82,5 +82,5 @@ def run(console: Console) -> None:
             plain, mine = (statistics.median(column) for column in zip(*pairs, strict=True))
             verdict = "PASS" if ratio >= TARGET else "FAIL"
             table.add_row(preset, dtype, f"{plain:,.0f}", f"{mine:,.0f}", f"{ratio:.3f}", verdict)
-    dist.destroy_process_group()
+    world.close()
     console.print(table)

@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 
 @contextmanager
 def connected(parallel: ParallelConfig) -> Iterator[World]:
-    environment = read_environment(parallel.replicas, parallel.stages)
+    environment = read_environment(parallel)
     world = connect(parallel, environment, timeout_s=30)
     try:
         yield world

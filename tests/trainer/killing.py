@@ -17,7 +17,8 @@ LIMIT_S = 90
 
 
 def size_of(config: dict[str, Any]) -> int:
-    return config["parallel"]["replicas"] * config["parallel"]["stages"]
+    parallel = config["parallel"]
+    return parallel["replicas"] * parallel["stages"] * parallel.get("data_parallel", 1)
 
 
 @contextmanager

@@ -231,6 +231,51 @@ def test_uneven_batches_keep_replicas_together_under_delay(runs, progress):
     assert found.global_losses()[-1] < found.global_losses()[0]
 
 
+TWO_EACH = {"data_parallel": 2}
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_law_4_data_parallel_ranks_inside_a_replica_train_as_one(runs, stages):
+    """Two ranks of half a batch each, averaged over the LAN in every step, against one rank of the whole."""
+    one = runs(method=DILOCO, parallel={"stages": stages})
+    two = runs(method=DILOCO, parallel={"stages": stages, **TWO_EACH})
+    np.testing.assert_allclose(two.global_losses(), one.global_losses(), rtol=1e-5)
+    np.testing.assert_allclose(two.validation(), one.validation(), rtol=1e-5)
+    assert_same_parameters(two, one.parameters, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ALLREDUCE,
+        {**ALLREDUCE, "collective": "naive"},
+        DILOCO | {"compressor": {"name": "int4", "block": 32}},
+        DILOCOX,
+    ],
+)
+def test_data_parallel_ranks_stay_identical_and_cross_the_wan_once(runs, method):
+    one = runs(method=method, parallel={"stages": 1})
+    two = runs(method=method, parallel={"stages": 1, **TWO_EACH})
+    assert len({summary["outer_hash"] for summary in two.summaries}) == 1
+    wan = [summary["payload_bytes"]["wan"] for summary in two.summaries]
+    assert wan[0] == one.summaries[0]["payload_bytes"]["wan"] and wan[1] == 0
+    assert wan[2] == one.summaries[1]["payload_bytes"]["wan"] and wan[3] == 0
+    assert [s["planned_wan_bytes"] for s in two.summaries] == wan
+    params = two.summaries[0]["params_stage"]
+    lan = [summary["payload_bytes"]["lan"] for summary in two.summaries]
+    # each member hands its gradient to the other in every step; the first besides what came across the WAN
+    assert lan[1] == lan[3] == 7 * 4 * params
+    # what two replicas receive is as much as they send, except that a naive mean is handed on whole
+    relayed = 7 * 4 * params if method.get("collective") == "naive" else wan[0]
+    assert lan[0] == lan[1] + relayed
+
+
+def test_a_lone_replica_of_two_ranks_needs_no_wan(runs):
+    alone = runs(method=DILOCO, parallel={"replicas": 1, "stages": 1, **TWO_EACH})
+    assert [summary["payload_bytes"]["wan"] for summary in alone.summaries] == [0, 0]
+    assert len({summary["outer_hash"] for summary in alone.summaries}) == 1
+
+
 def test_law_4_interleaved_pieces_give_the_same_losses_and_count_their_hops(runs):
     four = {"layers": 4}
     plain = runs(method=DILOCO, model=four, parallel={"schedule": "1f1b"})

@@ -31,6 +31,11 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def ranks_of(config: dict[str, Any]) -> int:
+    parallel = config["parallel"]
+    return parallel["replicas"] * parallel.get("data_parallel", 1) * parallel["stages"]
+
+
 @dataclass
 class Run:
     """What a run left behind, by rank; `parameters` are the final outer ones by canonical name."""
@@ -52,8 +57,8 @@ class Run:
         return self.config["parallel"]["replicas"]
 
     def losses(self) -> np.ndarray:
-        """[replicas, steps]: each replica's own training losses."""
-        last = [self.steps[(i + 1) * self.stages - 1] for i in range(self.replicas)]
+        """[replicas x data_parallel, steps]: training losses of everybody who has a last stage."""
+        last = self.steps[self.stages - 1 :: self.stages]
         return np.array([[record["loss"] for record in records] for records in last])
 
     def global_losses(self) -> np.ndarray:
@@ -71,7 +76,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def read_run(config: dict[str, Any], out: Path) -> Run:
     """Read a finished run's files."""
     ranks = out / "ranks"
-    size = config["parallel"]["replicas"] * config["parallel"]["stages"]
+    size = ranks_of(config)
     return Run(
         config,
         [json.loads((ranks / f"rank-{r}.summary.json").read_text()) for r in range(size)],
@@ -95,7 +100,7 @@ class Runs:
         key = json.dumps(config, sort_keys=True)
         if again or key not in self.done:
             out = self.folder / f"run-{len(list(self.folder.iterdir()))}"
-            size = config["parallel"]["replicas"] * config["parallel"]["stages"]
+            size = ranks_of(config)
             self.fleet.run(size, "train", config=config, out=str(out))
             run = read_run(config, out)
             if again:
