@@ -105,6 +105,18 @@ def test_emulated_and_loopback_runs_have_the_same_losses_bit_for_bit_and_a_compl
     assert again == config(method=method)
 
 
+def test_data_parallel_ranks_share_their_sites_lan_and_the_bytes_agree(tmp_path):
+    changes = {"parallel": {"replicas": 2, "stages": 1, "data_parallel": 2, "microbatches": 2}}
+    record = runner.run(config(**changes), tmp_path / "run")
+    assert record["status"] == "done", record["reason"]
+    counts = record["accounting"]
+    assert counts["kernel_lan_bytes"] == pytest.approx(
+        counts["lan_payload_bytes"] + counts["evaluation_bytes"], rel=0.02
+    )
+    steps = pd.read_parquet(tmp_path / "run/steps.parquet").groupby("rank").payload_bytes.sum()
+    assert steps[1] == steps[3] == 0 < steps[0] == steps[2], "only the first rank of a site talks across the WAN"
+
+
 def test_files_of_a_run_belong_to_the_user_behind_sudo(tmp_path):
     run_file = write_run(tmp_path / "run.yaml", train={**SMALL["train"], "steps": 2})
     tmp_path.chmod(0o755)
