@@ -236,6 +236,11 @@ class TrainerConfig(Section):
             raise ValueError(
                 f"parallel.data_parallel: found {p.data_parallel}, allowed with method {self.method.name} only 1"
             )
+        if p.data_parallel > 1 and self.method.name == "allreduce" and self.method.overlap:
+            raise ValueError(
+                f"method.overlap: found true, allowed with parallel.data_parallel {p.data_parallel} only false "
+                f"(gradients are averaged over the LAN first, after backward)"
+            )
         layers = self.model.shape["layers"]
         if p.stages > layers:
             raise ValueError(

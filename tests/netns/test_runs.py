@@ -114,7 +114,9 @@ def test_data_parallel_ranks_share_their_sites_lan_and_the_bytes_agree(tmp_path)
         counts["lan_payload_bytes"] + counts["evaluation_bytes"], rel=0.02
     )
     steps = pd.read_parquet(tmp_path / "run/steps.parquet").groupby("rank").payload_bytes.sum()
-    assert steps[1] == steps[3] == 0 < steps[0] == steps[2], "only the first rank of a site talks across the WAN"
+    assert steps[1] == steps[3] == 0 < steps[0] == steps[2], (
+        "only the first rank of a site talks across the WAN"
+    )
 
 
 def test_files_of_a_run_belong_to_the_user_behind_sudo(tmp_path):

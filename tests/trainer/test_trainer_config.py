@@ -14,6 +14,10 @@ WRONG = {
     "train: {steps: true}": ["train.steps", "found True", "integer"],
     "train: 3": ["train: found 3", "mapping"],
     "parallel: {data_parallel: 4}": ["train.batch_size", "found 8", "(4) x parallel.data_parallel (4)"],
+    "parallel: {data_parallel: 2}\nmethod: {name: allreduce, overlap: true}": [
+        "method.overlap",
+        "only false",
+    ],
     "parallel: {data_parallel: 2}\nmethod: {name: noloco}": ["parallel.data_parallel", "noloco only 1"],
     "train: {batch_sizes: [8, 8]}": ["train.batch_sizes", "found 2", "parallel.replicas (1)"],
     "train: {batch_sizes: [6]}": ["train.batch_sizes", "found 6", "multiple of parallel.microbatches (4)"],
