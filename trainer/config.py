@@ -206,13 +206,12 @@ class TrainerConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
 
     @model_validator(mode="after")
-    def _cross_check(self) -> TrainerConfig:
+    def _batches_fit(self) -> TrainerConfig:
         p, t = self.parallel, self.train
         pace = self.compute.pace if isinstance(self.compute, PacedCompute) else ()
-        if pace and len(pace) != p.replicas * p.stages:
+        if pace and len(pace) != p.ranks:
             raise ValueError(
-                f"compute.pace: found {len(pace)} factors, allowed one for each rank, parallel.replicas x "
-                f"parallel.stages = {p.replicas * p.stages}"
+                f"compute.pace: found {len(pace)} factors, allowed one for each of the {p.ranks} ranks"
             )
         if t.batch_sizes is not None and len(t.batch_sizes) != p.replicas:
             raise ValueError(
@@ -232,6 +231,11 @@ class TrainerConfig(Section):
                     f"train.{key}: found {size}, allowed a multiple of parallel.microbatches "
                     f"({p.microbatches}){by}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _method_knows_data_parallel_ranks(self) -> TrainerConfig:
+        p = self.parallel
         if p.data_parallel > 1 and self.method.name in ("noloco", "powersgd"):
             raise ValueError(
                 f"parallel.data_parallel: found {p.data_parallel}, allowed with method {self.method.name} only 1"
@@ -241,6 +245,11 @@ class TrainerConfig(Section):
                 f"method.overlap: found true, allowed with parallel.data_parallel {p.data_parallel} only false "
                 f"(gradients are averaged over the LAN first, after backward)"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _stages_fit(self) -> TrainerConfig:
+        p = self.parallel
         layers = self.model.shape["layers"]
         if p.stages > layers:
             raise ValueError(
@@ -261,7 +270,7 @@ class TrainerConfig(Section):
                 f"parallel.microbatches: found {p.microbatches}, allowed with schedule interleaved a multiple of "
                 f"parallel.stages, which must be at least 2 (it is {p.stages})"
             )
-        self.method.check_run(layers, t.inner)
+        self.method.check_run(layers, self.train.inner)
         if p.schedule == "1f1b" and p.microbatches < p.stages:
             raise ValueError(
                 f"parallel.microbatches: found {p.microbatches}, allowed at least parallel.stages ({p.stages}) "

@@ -168,5 +168,5 @@ def test_a_pace_without_paced_compute_or_against_the_topology_is_refused():
         run(compute={"mode": "real"})
     with pytest.raises(RequestError, match=r"compute\.pace"):
         run(compute={"mode": "paced", "step_s": 0.2, "pace": [3, 3, 3, 3]})
-    with pytest.raises(RequestError, match="one for each rank"):
+    with pytest.raises(RequestError, match="one for each of the 4 ranks"):
         run(compute={"mode": "paced", "step_s": 0.2, "pace": [3]})
