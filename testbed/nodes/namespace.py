@@ -52,7 +52,11 @@ class NamespaceNode(Node):  # type: ignore[misc]
     def _popen(self, cmd: list[str], **params: Any) -> Any:
         """Mininet's one way of starting processes: here each carries the session's mark."""
         params.setdefault("env", self.session.environment)
-        return super()._popen(["setpriv", "--pdeathsig", "KILL", *cmd], **params)
+        # the first is the shell that holds the namespaces: its host name is the node's, and nobody else's
+        named = (
+            [] if self.shell else ["unshare", "--uts", "sh", "-euc", 'hostname "$0"; exec "$@"', self.name]
+        )
+        return super()._popen(["setpriv", "--pdeathsig", "KILL", *named, *cmd], **params)
 
     def terminate(self) -> None:
         """Kills the shell, and with it (once the programs are dead too) the namespaces."""
@@ -119,8 +123,8 @@ class NamespaceNode(Node):  # type: ignore[misc]
     def _start(
         self, command: list[str], group: NodeGroup | None = None, **params: Any
     ) -> "subprocess.Popen[str]":
-        # the control groups are out of sight once mnexec has entered the node's /sys
-        entering = ["mnexec", "-da", str(self.pid)]
+        # mnexec knows no UTS namespace, and the control groups are out of sight once it has mounted its /sys
+        entering = ["nsenter", "--target", str(self.pid), "--uts", "mnexec", "-da", str(self.pid)]
         joining = group.joining() if group else []
         process: subprocess.Popen[str] = self._popen([*joining, *entering, *command], **params)
         return process
@@ -133,6 +137,8 @@ class NamespaceNode(Node):  # type: ignore[misc]
         the exposed ones exist. Nothing outside this node's mount namespace changes.
         """
         script = [f"mount --bind '{hosts_file}' /etc/hosts"]
+        if Path("/etc/nsswitch.conf").exists():
+            script.append(f"mount --bind '{_names_from_files_only(self.session.folder)}' /etc/nsswitch.conf")
         if Path("/etc/resolv.conf").exists():
             script.append(f"mount --bind '{empty_file}' /etc/resolv.conf")
         covers = {Path("/tmp")} | {c for path in exposed if (c := _closed_ancestor(path, user))}  # noqa: S108
@@ -150,6 +156,16 @@ class NamespaceNode(Node):  # type: ignore[misc]
             script += [f"mkdir -p '{path}'", f"mount --rbind '{stash}/{n}' '{path}'"]
         script.append(f"umount -l '{stash}'")
         self.run(["sh", "-euc", "\n".join(script)])
+
+
+def _names_from_files_only(folder: Path) -> Path:
+    """A copy of /etc/nsswitch.conf whose hosts come from /etc/hosts alone: no resolver of the host is asked."""
+    path = folder / "nsswitch.conf"
+    if not path.exists():
+        lines = Path("/etc/nsswitch.conf").read_text(encoding="utf-8").splitlines()
+        kept = [line for line in lines if not line.lstrip().startswith("hosts:")]
+        path.write_text("\n".join([*kept, "hosts: files"]) + "\n", encoding="utf-8")
+    return path
 
 
 def _closed_ancestor(path: Path, user: User) -> Path | None:

@@ -30,6 +30,27 @@ def output(network, node, command):
     return text.strip()
 
 
+def test_a_node_has_its_own_host_name_and_looks_names_up_without_asking_anybody():
+    script = """
+import socket, time
+began = time.monotonic()
+print(socket.gethostname(), socket.gethostbyname(socket.gethostname()), socket.getfqdn(), socket.gethostbyaddr('10.1.2.2')[0])
+for look_up, name in ((socket.gethostbyname, 'no-such.example'), (socket.gethostbyaddr, '10.9.9.9')):
+    try:
+        look_up(name)
+    except OSError as error:
+        print('unknown')
+print(time.monotonic() - began)
+"""
+    before = Path("/proc/sys/kernel/hostname").read_text()
+    with Network(topology_from(ONE_SITE, "limited")) as network:
+        lines = output(network, "hall-0", [sys.executable, "-c", script]).splitlines()
+    assert lines[0].split() == ["hall-0", "10.1.1.2", "hall-0", "hall-1"]
+    assert lines[1:3] == ["unknown", "unknown"]
+    assert float(lines[3]) < 1
+    assert Path("/proc/sys/kernel/hostname").read_text() == before
+
+
 def test_limits_are_those_of_the_kernel_and_act():
     with Network(topology_from(ONE_SITE, "limited")) as network:
         used = float(output(network, "hall-1", [sys.executable, "-c", BUSY]))
