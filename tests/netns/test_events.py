@@ -139,7 +139,7 @@ def test_a_change_of_which_nothing_is_shown_is_done_when_it_returns():
         tc = OpenTc(network.nodes["a-router"])
         for limit in range(200_000, 200_020):
             assert tc.change([f"qdisc change dev up parent 1:10 handle 10: bfifo limit {limit}"], []) == []
-            (shown,) = tc.change([], ["qdisc show dev up parent 1:10"])
+            (shown,) = tc.change([], ["qdisc show dev up"])
             assert f"limit {limit}b" in network.nodes["a-router"].run(["tc", "qdisc", "show", "dev", "up"])
             assert f"limit {limit}b" in shown
         tc.close()
