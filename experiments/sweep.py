@@ -152,6 +152,16 @@ def expand(
     ]
 
 
+def ids_by_point(
+    sweep: SweepConfig, validate: Validate, keys_of_method: MethodKeys = method_keys
+) -> list[str]:
+    """The run id of every point of a sweep in `expand`'s order, equal ones not merged."""
+    return [
+        run_id(validate(_without_foreign_keys(_laid_upon_base(sweep, point), keys_of_method)[0]))
+        for point in _points(sweep)
+    ]
+
+
 def matches(config: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool:
     """Whether a run's configuration has every (dotted) key of `baseline` with its value."""
     wanted = dotted.flatten(dotted.expand_dotted(baseline))

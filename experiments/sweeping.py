@@ -15,7 +15,7 @@ from experiments.progress import Reporter
 from experiments.results import summarise
 from experiments.runner import run
 from experiments.status import write_plan
-from experiments.sweep import PlannedRun, SweepConfig, expand, load_sweep
+from experiments.sweep import PlannedRun, SweepConfig, Validate, expand, ids_by_point, load_sweep
 from experiments.tuning import Choice, TuningConfig, as_sweep, choose, write_choices
 from testbed.errors import TestbedError
 
@@ -45,15 +45,18 @@ def plan_sweep(sweep_file: Path, overrides: list[str], output: Path | None) -> S
 def checked_plan(sweep: SweepConfig, sweep_file: Path, output: Path | None) -> SweepPlan:
     """As `plan_sweep`, of a sweep that was read from `sweep_file` or made from it."""
     near = sweep_file.resolve().parent
-
-    def validate(data: dict[str, Any]) -> dict[str, Any]:
-        return resolve_run(data, str(sweep_file), near).plain()
-
-    runs = expand(sweep, validate)
+    runs = expand(sweep, _validator(sweep_file))
     configs = {planned.run_id: resolve_run(planned.config, str(sweep_file), near) for planned in runs}
     for source in {config.data.model_dump_json(): config for config in configs.values()}.values():
         check_data(source)
     return SweepPlan(sweep, runs, configs, output or Path("runs") / sweep.name)
+
+
+def _validator(sweep_file: Path) -> Validate:
+    def validate(data: dict[str, Any]) -> dict[str, Any]:
+        return resolve_run(data, str(sweep_file), sweep_file.resolve().parent).plain()
+
+    return validate
 
 
 def _earlier(run_dir: Path) -> tuple[str, str | None]:
@@ -125,8 +128,11 @@ def execute_tuning(
     """
     plan = checked_plan(as_sweep(tuning), tuning_file, folder)
     execute_sweep(plan, console, resume=resume, retry=False)
-    configs = {planned.run_id: planned.config for planned in plan.runs}
-    found = summarise(folder)
-    choices = choose(tuning, found[found["run_id"].isin(configs)], configs)
+    ids = ids_by_point(plan.sweep, _validator(tuning_file))
+    trials = {
+        label: ids[number * tuning.trials : (number + 1) * tuning.trials]
+        for number, label in enumerate(tuning.methods)
+    }
+    choices = choose(tuning, summarise(folder), trials)
     write_choices(choices, folder / "best.yaml")
     return choices

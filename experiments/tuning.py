@@ -6,7 +6,7 @@ tuning file gives each method equally many trials, drawn from a scrambled Sobol 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -110,21 +110,19 @@ def trials_of(tuning: TuningConfig, label: str) -> list[dict[str, Any]]:
 
 
 def as_sweep(tuning: TuningConfig) -> SweepConfig:
-    """All trials as one sweep, to be executed and resumed like any; its losses are of the tuning text."""
+    """All trials, method after method, as one sweep: executed and resumed like any; losses of the tuning text."""
     base = dotted.deep_merge(dotted.expand_dotted(tuning.base), {"eval": {"part": "tuning"}})
     variants = [trial for label in tuning.methods for trial in trials_of(tuning, label)]
     return SweepConfig.model_validate({"name": tuning.name, "base": base, "list": variants})
 
 
-def choose(
-    tuning: TuningConfig, runs: pd.DataFrame, configs: Mapping[str, Mapping[str, Any]]
-) -> list[Choice]:
+def choose(tuning: TuningConfig, runs: pd.DataFrame, trials: Mapping[str, Sequence[str]]) -> list[Choice]:
     """The valid trial with the lowest loss on the tuning text, for each method.
 
     Args:
         tuning: what was asked for.
         runs: one row a run, with run_id, valid and val_loss (nats per token).
-        configs: resolved configuration by run id.
+        trials: run id of every trial, in their order, by label of the method.
 
     Raises:
         RequestError: a method without a single valid trial.
@@ -137,18 +135,13 @@ def choose(
     }
     choices = []
     for label in tuning.methods:
-        trials = trials_of(tuning, label)
-        scored = [
-            (losses[run], number)
-            for number, trial in enumerate(trials)
-            for run in losses
-            if _has(configs[run], trial)
-        ]
+        scored = [(losses[run], number) for number, run in enumerate(trials[label]) if run in losses]
         if not scored:
             raise RequestError(f"{tuning.name}: {label}: found no valid trial, allowed is at least one")
         loss, number = min(scored)
-        drawn = {key: dotted.get_dotted(trials[number], key) for key in _keys(tuning, label)}
-        choices.append(Choice(label, trials[number], drawn, loss, len(trials), len({n for _, n in scored})))
+        settings = trials_of(tuning, label)[number]
+        drawn = {key: dotted.get_dotted(settings, key) for key in _keys(tuning, label)}
+        choices.append(Choice(label, settings, drawn, loss, len(trials[label]), len(scored)))
     return choices
 
 
@@ -169,7 +162,3 @@ def _keys(tuning: TuningConfig, label: str) -> list[str]:
     return [
         key for key in tuning.space if not key.startswith("method.") or key.removeprefix("method.") in allowed
     ]
-
-
-def _has(config: Mapping[str, Any], trial: Mapping[str, Any]) -> bool:
-    return all(dotted.get_dotted(config, key) == value for key, value in dotted.flatten(trial).items())

@@ -6,7 +6,7 @@ import yaml
 
 from experiments.config import resolve_run
 from experiments.errors import RequestError
-from experiments.sweep import expand, load_sweep
+from experiments.sweep import expand, ids_by_point, load_sweep
 from experiments.tuning import as_sweep, choose, load_tuning, trials_of, write_choices
 
 TUNING = {
@@ -28,6 +28,11 @@ TUNING = {
 def tuning_of(tmp_path, **changes):
     (tmp_path / "t.yaml").write_text(yaml.safe_dump(TUNING | changes, sort_keys=False))
     return load_tuning(tmp_path / "t.yaml")
+
+
+def ids(tuning):
+    found = ids_by_point(as_sweep(tuning), lambda data: resolve_run(data, "t.yaml").plain())
+    return {label: found[8 * n : 8 * n + 8] for n, label in enumerate(tuning.methods)}
 
 
 def planned(tuning):
@@ -69,7 +74,7 @@ def test_the_lowest_valid_loss_is_chosen_and_a_sweep_can_read_it(tmp_path):
             for number, run in enumerate(runs)
         ]
     )
-    choices = choose(tuning, frame, {run.run_id: run.config for run in runs})
+    choices = choose(tuning, frame, ids(tuning))
     assert [(c.label, c.trials, c.valid) for c in choices] == [("plain", 8, 7), ("local", 8, 7)]
     assert [c.settings for c in choices] == [trials_of(tuning, label)[5] for label in ("plain", "local")]
     write_choices(choices, tmp_path / "best.yaml")
@@ -88,7 +93,7 @@ def test_a_method_without_a_valid_trial_is_named(tmp_path):
         [{"run_id": r.run_id, "valid": r.config["method"]["name"] == "diloco", "val_loss": 1.0} for r in runs]
     )
     with pytest.raises(RequestError, match="plain: found no valid trial"):
-        choose(tuning, frame, {run.run_id: run.config for run in runs})
+        choose(tuning, frame, ids(tuning))
 
 
 @pytest.mark.parametrize(
@@ -105,3 +110,16 @@ def test_a_wrong_file_is_refused_in_one_sentence(tmp_path, changes, said):
     with pytest.raises(RequestError) as refused:
         tuning_of(tmp_path, **changes)
     assert said in str(refused.value) and str(refused.value).startswith(str(tmp_path / "t.yaml"))
+
+
+def test_a_variant_is_never_credited_with_the_trial_of_another_one_that_has_its_keys(tmp_path):
+    """`whole` names fewer keys than `cut`, so every trial of `cut` has all that `whole` asks for."""
+    whole = {"name": "dilocox", "local_steps": 2, "outer": {"name": "nesterov"}}
+    methods = {"whole": whole, "cut": {**whole, "compressor": {"name": "int4"}}}
+    tuning = tuning_of(tmp_path, methods=methods)
+    runs = planned(tuning)
+    best = [run.run_id for run in runs if run.config["method"]["compressor"]["name"] == "int4"][3]
+    frame = pd.DataFrame(
+        [{"run_id": r.run_id, "valid": True, "val_loss": 1.0 if r.run_id == best else 2.0} for r in runs]
+    )
+    assert [choice.loss for choice in choose(tuning, frame, ids(tuning))] == [2.0, 1.0]
