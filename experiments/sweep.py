@@ -230,8 +230,12 @@ def _without_foreign_keys(
                 gone.extend(f"{name}.{leaf}" for leaf in _leaves(value))
             elif name not in allowed:
                 gone.append(name)
+            elif isinstance(value, Mapping):
+                inner = keep(value, f"{name}.")
+                if inner or not value:  # a section of which this method knows nothing goes as a whole
+                    kept[key] = inner
             else:
-                kept[key] = keep(value, f"{name}.") if isinstance(value, Mapping) else value
+                kept[key] = value
         return kept
 
     return {**copy.deepcopy(config), "method": keep(method, "")}, gone, allowed

@@ -229,3 +229,17 @@ def test_override_sets_a_nested_value_as_yaml():
 def test_bad_overrides_are_one_sentence(bad):
     with pytest.raises(RequestError, match="--set"):
         apply_override({"a": 1}, bad)
+
+
+def test_a_section_whose_name_another_method_uses_for_a_plain_value_drops_out_whole():
+    """`overlap` is a section of local-update methods and a switch of AllReduce's."""
+    method = {"local_steps": 2, "overlap": {"delay_rounds": 0}}
+    sweep = SweepConfig.model_validate(
+        {
+            "name": "s",
+            "base": {"method": method},
+            "list": [{"method.name": "allreduce"}, {"method.name": "diloco"}],
+        }
+    )
+    methods = [run.config["method"] for run in expand(sweep, lambda data: data)]
+    assert methods == [{"name": "allreduce"}, {**method, "name": "diloco"}]

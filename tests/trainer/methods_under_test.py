@@ -5,7 +5,8 @@ from typing import Any
 SMALL_FACTORS = {"name": "lowrank-int4", "rank": 4, "adaptive": True, "max_rank": 6, "block": 32}
 ALLREDUCE = {"name": "allreduce"}
 DILOCO = {"name": "diloco", "local_steps": 2}
-DILOCOX = {"name": "dilocox", "local_steps": 2, "compressor": SMALL_FACTORS}
+KEEP = {"delay_rounds": 1, "progress": "keep"}
+DILOCOX = {"name": "dilocox", "local_steps": 2, "overlap": KEEP, "compressor": SMALL_FACTORS}
 
 METHODS: dict[str, dict[str, Any]] = {
     "allreduce": ALLREDUCE,
