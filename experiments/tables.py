@@ -132,6 +132,10 @@ def note(runs: pd.DataFrame) -> str:
     return " ".join(parts)
 
 
+ESSENTIAL = ("method", "H", "compressor", "val loss (nats)", "volume reduction (×)", "speedup (×)", "valid")
+"""Columns for a narrow terminal with many configurations; `dilocox results --columns` shows any other."""
+DETAIL_WIDTH = 24
+"""Characters of the first column on a narrow terminal; longer details are folded."""
 MEAN_DIFFERS = 0.05
 NARROW = 130
 """Below so many characters the columns would break; few configurations are then shown side by side instead."""
@@ -152,12 +156,16 @@ def rich_table(runs: pd.DataFrame, width: int = NARROW) -> Table:
         for head, *cells in zip(HEADS, *rows, strict=True):
             found.add_row(head, *(escape(cell) for cell in cells))
         return found
+    shown = range(len(HEADS)) if width >= NARROW else [HEADS.index(head) for head in ESSENTIAL]
     found = Table(box=None, pad_edge=False, caption=escape(caption), caption_justify="left")
-    for number, head in enumerate(HEADS):
+    for number in shown:
         justify: Literal["left", "right"] = "left" if number in (0, 2) else "right"
-        found.add_column(head, justify=justify, overflow="fold", no_wrap=number == 0)
+        longest = max((len(line) for row in rows for line in row[number].splitlines()), default=1)
+        if number == 0 and width < NARROW:
+            longest = min(longest, DETAIL_WIDTH)
+        found.add_column(HEADS[number], justify=justify, overflow="fold", min_width=longest)  # heads may wrap
     for row in rows:
-        found.add_row(*(escape(cell) for cell in row))
+        found.add_row(*(escape(row[number]) for number in shown))
     return found
 
 
