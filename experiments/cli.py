@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments import commands_results
+from experiments import commands_claim, commands_results
 from experiments.errors import RequestError, RunFailure
 from testbed.errors import TestbedError, TopologyError
 
@@ -456,7 +456,12 @@ def tune(
     out.print(f"chosen settings, for a sweep's list: {folder / 'best.yaml'}", soft_wrap=True)
 
 
-for reading in (commands_results.results, commands_results.report, commands_results.status):
+for reading in (
+    commands_results.results,
+    commands_results.report,
+    commands_results.status,
+    commands_claim.claim,
+):
     app.command()(reading)
 
 
