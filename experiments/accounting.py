@@ -141,3 +141,12 @@ def reconcile(
                     f" allowed {low} to {high}"
                 )
     return result
+
+
+def congestion_problems(wanted: str, ranks: Iterable[Mapping[str, Any]]) -> list[str]:
+    """One sentence for each rank whose connections across the WAN ran another congestion control than was asked for."""
+    return [
+        f"rank {rank['rank']}: TCP ran {', '.join(found)} across the WAN, the topology asked for {wanted}"
+        for rank in ranks
+        if (found := rank.get("wan_congestion_control")) and found != [wanted]
+    ]

@@ -434,6 +434,8 @@ def _store(evidence: Evidence) -> dict[str, Any]:
         events = config.topology.events if isinstance(config.topology, Topology) else ()
         stopped = any(event.do in ("freeze", "kill", "restart") for event in events)
         problems = judged + (broken_pace(ranks, frames["steps"], stopped=stopped) if emulated else [])
+        if isinstance(config.topology, Topology):
+            problems += accounting.congestion_problems(config.topology.tcp.congestion_control, ranks)
         problems += [rank["incomplete"] for rank in ranks[:1] if rank.get("incomplete")]
         evidence.reasons += problems
         if problems:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from trainer.transfer import PIECE_BYTES
@@ -15,13 +14,6 @@ HEADER = struct.Struct("!IIQQ")
 
 LOW_WATER_BYTES = 128 * 1024
 """A reader is woken for so much at once: a wake-up costs more than the copy of a packet."""
-
-
-TCP_INFO_BYTES, RTT_OFFSET = 232, 68  # tcpi_rtt, u32 in us (include/uapi/linux/tcp.h)
-LONG_RTT_US = 10_000
-LONG_RTT_CONGESTION_CONTROL = b"bbr"
-"""Over 50 ms cubic stays at 56 to 73 % of a gigabit, since 32 MiB are over before its window has recovered from one loss,
-and bbr reaches 95 %. Over 1 ms, where queues are short, bbr loses too much."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +39,17 @@ class Lane:
         self.socket = connection
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _suit_to_distance(connection)
         self.outgoing: list[memoryview] = []
         self.header: Header | None = None  # of the piece that is being received
         self._head = memoryview(bytearray(HEADER.size))
         self._rest = self._head
         self._low_water = 1
+
+    @property
+    def congestion_control(self) -> str:
+        """What the kernel uses on this connection: the system's choice, or the route's; never ours."""
+        raw = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        return raw.rstrip(b"\0").decode("ascii")
 
     def load(self, header: Header, piece: memoryview) -> None:
         """The frame to send next; the last one must be through."""
@@ -122,12 +119,3 @@ class Lane:
         if wanted != self._low_water:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
             self._low_water = wanted
-
-
-def _suit_to_distance(connection: socket.socket) -> None:
-    """Choose the congestion control by the round trip of the handshake; the system's where there is no choice."""
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-    (rtt_us,) = struct.unpack_from("=I", info, RTT_OFFSET)
-    if rtt_us >= LONG_RTT_US:
-        with suppress(OSError):  # not offered here, or not to us
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, LONG_RTT_CONGESTION_CONTROL)

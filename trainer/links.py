@@ -60,6 +60,11 @@ class PeerLinks:
         """What this member sent to open its connections."""
         return self.index * (1 + self.lanes_per_peer) * HELLO.size
 
+    @property
+    def congestion_control(self) -> list[str]:
+        """Of all data connections, each name once."""
+        return sorted({lane.congestion_control for lane in self.lanes})
+
     def framing_bytes(self, phases: list[Phase]) -> int:
         """One header a piece, exactly."""
         rows = [row.numel() for phase in phases for row in phase.sends.values()]

@@ -293,6 +293,7 @@ class Trainer:
             "eval_s": self.seconds[EVALUATION],
             **_buckets(self.seconds),
             "payload_bytes": self.progress.payload_bytes,
+            "wan_congestion_control": world.links.congestion_control if world.links is not None else [],
             "wan_framing_bytes": self.wan.framing_bytes,  # by this process, headers of the transport
             "incomplete": self.incomplete,
             "carried_payload_bytes": self.carried,  # of these, what processes before this one sent

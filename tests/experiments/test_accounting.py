@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.accounting import kernel_bytes, reconcile, wire_bytes
+from experiments.accounting import congestion_problems, kernel_bytes, reconcile, wire_bytes
 from testbed.counters import Reading
 from testbed.plan import plan_network
 from testbed.sockets import Flow
@@ -92,3 +92,16 @@ def test_what_was_not_measured_is_none():
     result = reconcile((M, M, 0), None, None)
     assert result.problems == []
     assert result.kernel_wan_bytes is result.wan_wire_bytes is result.wan_overhead is None
+
+
+def test_a_congestion_control_that_nobody_asked_for_is_a_problem():
+    ranks = [
+        {"rank": 0, "wan_congestion_control": ["cubic"]},
+        {"rank": 1, "wan_congestion_control": []},
+        {"rank": 2},
+    ]
+    assert congestion_problems("cubic", ranks) == []
+    ranks[0]["wan_congestion_control"] = ["bbr"]
+    assert congestion_problems("cubic", ranks) == [
+        "rank 0: TCP ran bbr across the WAN, the topology asked for cubic"
+    ]

@@ -109,6 +109,8 @@ def test_data_parallel_ranks_share_their_sites_lan_and_the_bytes_agree(tmp_path)
     changes = {"parallel": {"replicas": 2, "stages": 1, "data_parallel": 2, "microbatches": 2}}
     record = runner.run(config(**changes), tmp_path / "run")
     assert record["status"] == "done", record["reason"]
+    summary = json.loads((tmp_path / "run/ranks/rank-0.summary.json").read_text())
+    assert summary["wan_congestion_control"] == ["cubic"], "as the topology asks, not as the host prefers"
     counts = record["accounting"]
     assert counts["kernel_lan_bytes"] == pytest.approx(
         counts["lan_payload_bytes"] + counts["evaluation_bytes"], rel=0.02
