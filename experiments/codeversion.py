@@ -4,7 +4,10 @@ import hashlib
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-LABORATORY = ("accounting", "config", "record", "runner", "series", "totals")
+LABORATORY = (
+    *("accounting", "config", "evidence", "happenings", "pace", "record"),
+    *("runner", "series", "storing", "totals", "watch"),
+)
 """Modules of `experiments` that take part in a run; figures, tables and commands do not."""
 
 

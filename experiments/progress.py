@@ -11,7 +11,7 @@ PLAIN_EVERY_S = 10.0
 
 
 class Reporter:
-    """Receives a run's progress (see ``experiments.runner.Progress``) and shows it."""
+    """Receives a run's progress (see ``experiments.evidence.Progress``) and shows it."""
 
     def __init__(self, console: Console, label: str) -> None:
         self._console, self._label = console, label

@@ -13,77 +13,34 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from experiments import accounting, series
 from experiments.config import RunConfig, write_config
 from experiments.errors import RequestError
-from experiments.happenings import TrainingProgress, event_record
-from experiments.pace import broken_pace
-from experiments.record import PROJECT, environment, write_json
-from experiments.totals import totals
-from testbed.capture import Capture, capturing, check_links
-from testbed.counters import Counters, Reading
+from experiments.evidence import Clock, Evidence, Progress, silent
+from experiments.happenings import TrainingProgress
+from experiments.record import PROJECT
+from experiments.storing import store
+from experiments.watch import Watch
+from testbed.capture import capturing, check_links
+from testbed.counters import Counters
 from testbed.doctor import require_root
 from testbed.errors import NetworkBroke, ProgramFailed
 from testbed.events.checks import shortest_delay_ms
 from testbed.events.conductor import Conductor
-from testbed.fidelity import Fidelity, MachineState, judge
+from testbed.fidelity import MachineState, judge
 from testbed.launch import Program, wait_for_all
 from testbed.machine_lock import MachineLock
 from testbed.network import Network
 from testbed.nodes.namespace import User
-from testbed.probe import Probe, probe
+from testbed.probe import probe
 from testbed.programs import Programs
-from testbed.sockets import Flow, SocketWatch
-from testbed.suspicions import suspicions
+from testbed.sockets import SocketWatch
 from testbed.topology import Topology
 
-SAMPLE_EVERY_S = 0.5
 STALL_S = 30.0
-
-Progress = Callable[[str, dict[str, Any]], None]
-"""Called with what is going on (``up``, ``probe``, ``train``, ...) and facts about it."""
-
-
-def _silent(_what: str, _facts: dict[str, Any]) -> None:
-    pass
-
-
-@dataclass
-class Evidence:
-    """One run's request, and what it leaves behind beside the trainer's own files."""
-
-    config: RunConfig
-    run_dir: Path
-    progress: Progress
-    resume: bool = False
-    pcap: tuple[str, ...] = ()
-
-    status: str = "done"
-    reasons: list[str] = field(default_factory=list)
-    delay: str | None = None
-    before: Probe | None = None
-    after: Probe | None = None
-    fidelity: Fidelity | None = None
-    nodes: dict[str, Any] = field(default_factory=dict)  # limits, throttling and memory of limited nodes
-    captures: list[Capture] = field(default_factory=list)
-    flows: list[Flow] = field(default_factory=list)
-    first: dict[str, Reading] = field(default_factory=dict)
-    last: dict[str, Reading] = field(default_factory=dict)
-    samples: list[Reading] = field(default_factory=list)
-    launched: float = 0.0  # monotonic
-    launched_epoch: float = 0.0
-    network: Network | None = None
-    events: Conductor | None = None
-    killed: list[str] = field(default_factory=list)
-    """Nodes that an event killed and none started again."""
-    seconds: dict[str, float] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -109,7 +66,7 @@ def interruptible() -> Iterator[None]:
 def run(
     config: RunConfig,
     run_dir: Path,
-    progress: Progress = _silent,
+    progress: Progress = silent,
     *,
     resume: bool = False,
     pcap: Sequence[str] = (),
@@ -157,9 +114,9 @@ def _execute(
         except KeyboardInterrupt:
             evidence.status = "interrupted"
             evidence.reasons.append("interrupted")
-            _store(evidence)
+            store(evidence)
             raise
-        return _store(evidence)
+        return store(evidence)
     finally:
         _give_back(run_dir)
 
@@ -212,7 +169,7 @@ def _stall_limit_s(config: RunConfig) -> float:
 
 
 def _on_network(evidence: Evidence, topology: Topology, user: User) -> None:
-    clock = _Clock(evidence.seconds)
+    clock = Clock(evidence.seconds)
     progress = evidence.progress
     progress("up", {"topology": topology.name})
     with interruptible(), contextlib.ExitStack() as stack:
@@ -287,7 +244,7 @@ def _train(evidence: Evidence, network: Network, counters: Counters) -> None:
 
     reading = TrainingProgress(run_dir)
     programs = [start(node) for node in placement]
-    watch = _Watch(evidence, counters)
+    watch = Watch(evidence, counters)
     events = network.topology.events
     running = Programs(programs, start)
     try:
@@ -308,51 +265,10 @@ def _train(evidence: Evidence, network: Network, counters: Counters) -> None:
     evidence.killed = [p.node for p in programs if p.ended_by]
 
 
-class _Watch:
-    """Samples the links twice a second and reports how far the training is."""
-
-    def __init__(self, evidence: Evidence, counters: Counters | None = None) -> None:
-        last_stage = evidence.config.parallel.stages - 1
-        self._file = evidence.run_dir / "ranks" / f"rank-{last_stage}.steps.jsonl"
-        self._evidence, self._counters = evidence, counters
-        self._due = 0.0
-        self._told = 0
-        self._traces: set[tuple[int, int]] = set()  # of a trace only the first change is told
-
-    def sent_bytes(self) -> dict[str, int]:
-        """Node -> bytes out of it, from the latest sample."""
-        latest = self._evidence.samples[-64:]
-        return {reading.link: reading.tx_bytes for reading in latest}
-
-    def poll(self) -> None:
-        """To be called often; does something every half second."""
-        now = time.monotonic()
-        if now < self._due:
-            return
-        self._due = now + SAMPLE_EVERY_S
-        self._tell_events()
-        network = self._evidence.network
-        if network is not None and not network.delay_alive():
-            raise NetworkBroke("the delay line died during the run: its links went dark")
-        if self._counters:
-            self._evidence.samples += self._counters.read().values()
-        step = series.last_line(self._file)
-        facts = {"steps": self._evidence.config.train.steps, "elapsed_s": now - self._evidence.launched}
-        self._evidence.progress("train", {**facts, **(step or {})})
-
-    def _tell_events(self) -> None:
-        happened = self._evidence.events.happened if self._evidence.events else []
-        for one in happened[self._told :]:
-            if not (one.do == "trace" and (one.event, one.turn) in self._traces):
-                self._evidence.progress("event", {"text": str(one), **one.row(self._evidence.launched)})
-            self._traces.add((one.event, one.turn))
-        self._told = len(happened)
-
-
 def _on_loopback(evidence: Evidence) -> None:
     """All ranks as processes on 127.0.0.1, without root and without a testbed."""
     config, run_dir = evidence.config, evidence.run_dir
-    clock = _Clock(evidence.seconds)
+    clock = Clock(evidence.seconds)
     port = _free_port()
     programs = []
     evidence.launched, evidence.launched_epoch = time.monotonic(), time.time()
@@ -381,7 +297,7 @@ def _on_loopback(evidence: Evidence) -> None:
                         start_new_session=True,
                     )
                 programs.append(Program(f"rank-{rank}", process, log))
-            watch = _Watch(evidence)
+            watch = Watch(evidence)
             wait_for_all(programs, stall_s=_stall_limit_s(config), on_poll=watch.poll)
         finally:
             for program in programs:
@@ -395,132 +311,3 @@ def _free_port() -> int:
     with socket.socket() as probe_socket:
         probe_socket.bind(("127.0.0.1", 0))
         return int(probe_socket.getsockname()[1])
-
-
-class _Clock:
-    """Names what the seconds of a run went into."""
-
-    def __init__(self, seconds: dict[str, float]) -> None:
-        self._seconds = seconds
-        self._last = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        """Gives the time since the last lap to ``name``."""
-        now = time.monotonic()
-        self._seconds[name] = now - self._last
-        self._last = now
-
-
-def _store(evidence: Evidence) -> dict[str, Any]:
-    """Writes the Parquet files and the record."""
-    config, run_dir = evidence.config, evidence.run_dir
-    frames = series.collect(run_dir)
-    if evidence.samples:
-        rows = [reading.row(evidence.launched) for reading in evidence.samples]
-        series.write_parquet(pd.DataFrame(rows), run_dir / "links.parquet")
-    if evidence.events and evidence.events.happened:
-        rows = [one.row(evidence.launched) for one in evidence.events.happened]
-        series.write_parquet(pd.DataFrame(rows), run_dir / "events.parquet")
-    ranks = series.summaries(run_dir)
-    emulated = isinstance(config.topology, Topology)
-    counts = _account(evidence, ranks)
-    if evidence.status == "done" and len(ranks) + len(evidence.killed) < config.world_size:
-        evidence.status = "failed"
-        evidence.reasons.append(f"{len(ranks)} of {config.world_size} ranks wrote a summary")
-    if evidence.status in ("done", "invalid"):
-        # without a network nothing is said about time, so a missed pace falsifies nothing there
-        # and what a killed node had sent is in nobody's summary, so the counts cannot agree
-        judged = counts.problems if counts and not evidence.killed else []
-        events = config.topology.events if isinstance(config.topology, Topology) else ()
-        stopped = any(event.do in ("freeze", "kill", "restart") for event in events)
-        problems = judged + (broken_pace(ranks, frames["steps"], stopped=stopped) if emulated else [])
-        if isinstance(config.topology, Topology):
-            problems += accounting.congestion_problems(config.topology.tcp.congestion_control, ranks)
-        problems += [rank["incomplete"] for rank in ranks[:1] if rank.get("incomplete")]
-        evidence.reasons += problems
-        if problems:
-            evidence.status = "invalid"
-    record = {
-        **environment(),
-        "run_id": run_dir.name,
-        "name": config.name,
-        "status": evidence.status,
-        "valid": evidence.status == "done",
-        "reason": "; ".join(evidence.reasons),
-        "evidence": "trained" if emulated else "counted",
-        "seed": config.seed,
-        "started_epoch": evidence.launched_epoch,
-        "seconds": {name: round(value, 3) for name, value in evidence.seconds.items()},
-        "topology": config.topology.model_dump(mode="json")
-        if isinstance(config.topology, Topology)
-        else None,
-        "links": {
-            "delay": evidence.delay,
-            "suspicious": suspicions(config.topology) if isinstance(config.topology, Topology) else [],
-            "wanted": [asdict(link) for link in evidence.network.plan.links] if evidence.network else [],
-            "paths": [asdict(path) for path in evidence.network.plan.delays] if evidence.network else [],
-            "tcp": evidence.network.tcp_settings if evidence.network else {},
-            "measured": _measured(evidence),
-            "measured_links": _measured_links(evidence),
-        },
-        "captures": [capture.row() for capture in evidence.captures],
-        "events": event_record(evidence.events, evidence.launched),
-        "fidelity": _fidelity(evidence),
-        "accounting": counts.row() if counts else None,
-        "data": ranks[0].get("data") if ranks else None,
-        "totals": totals(config, frames, ranks, counts, evidence.launched_epoch),
-        "ranks": ranks,
-    }
-    if evidence.network:
-        record["totals"]["wan_links"] = list(evidence.network.plan.uplinks.values())
-    write_json(run_dir / "record.json", record)
-    return record
-
-
-def _fidelity(evidence: Evidence) -> dict[str, Any] | None:
-    """What was watched, and of every node with limits what they did, also where the run failed."""
-    if evidence.fidelity is None and not evidence.nodes:
-        return None
-    return {**(evidence.fidelity.row() if evidence.fidelity else {}), "nodes": evidence.nodes}
-
-
-def _measured(evidence: Evidence) -> list[dict[str, Any]]:
-    return [
-        {"when": when, **pair.row()}
-        for when, measured in (("before", evidence.before), ("after", evidence.after))
-        for pair in (measured.measured if measured else ())
-    ]
-
-
-def _measured_links(evidence: Evidence) -> list[dict[str, Any]]:
-    return [
-        {"when": when, **link.row()}
-        for when, measured in (("before", evidence.before), ("after", evidence.after))
-        for link in (measured.links if measured else ())
-    ]
-
-
-def _account(evidence: Evidence, ranks: list[dict[str, Any]]) -> accounting.Accounting | None:
-    """Reconciles the three byte counts. Exchanges between replicas of one site are LAN traffic."""
-    if not ranks:
-        return None
-    topology = evidence.config.topology
-    one_site = isinstance(topology, Topology) and len(topology.sites) == 1
-    earlier = _payload(ranks, "carried_payload_bytes", one_site=one_site)
-    whole = _payload(ranks, "payload_bytes", one_site=one_site)
-    payload = (whole[0] - earlier[0], whole[1] - earlier[1], whole[2] - earlier[2])
-    network = evidence.network
-    if network is None or not evidence.last:
-        return accounting.with_earlier(accounting.reconcile(payload, None, None), earlier)
-    kernel = accounting.kernel_bytes(network.plan, evidence.flows)
-    wire = accounting.wire_bytes(network.plan, evidence.first, evidence.last)
-    framing = 0 if one_site else sum(int(rank.get("wan_framing_bytes", 0)) for rank in ranks)
-    return accounting.with_earlier(accounting.reconcile(payload, kernel, wire, framing), earlier)
-
-
-def _payload(ranks: list[dict[str, Any]], key: str, *, one_site: bool) -> tuple[int, int, int]:
-    """(WAN, LAN, evaluation) bytes that all ranks together count under ``key``."""
-    exchanged, pipeline, evaluation = (
-        sum(int(rank.get(key, {}).get(kind, 0)) for rank in ranks) for kind in ("wan", "lan", "evaluation")
-    )
-    return (0, exchanged + pipeline, evaluation) if one_site else (exchanged, pipeline, evaluation)
