@@ -111,6 +111,9 @@ def execute(
             statuses = [_wait(program, deadline) for program in programs.all]
         for thread in threads:
             thread.join(timeout=2)
+        for node in chosen:
+            if node in network.groups and (said := network.groups[node].out_of_memory(node)):
+                sys.stderr.write(f"{node}: {said}\n")
     for sentence in [f"{one}: its time had not come" for one in conductor.not_reached()]:
         sys.stderr.write(f"{sentence}\n")
     if problems := conductor.problems():

@@ -10,6 +10,9 @@ from functools import cache
 from typing import Literal
 
 from testbed.errors import TestbedError
+from testbed.nodes.limits import try_limit
+from testbed.nodes.settings import NodeSettings
+from testbed.session import Session
 from testbed.shaping.delayline import DelayLine
 
 PACKAGES = "mininet iproute2 iptables ethtool iperf3 iputils-ping util-linux coreutils"
@@ -187,4 +190,19 @@ def examine() -> list[Check]:
     checks.append(Check("real-time priority", ok, queue and not netem, said or "granted", "run as real root"))
     ok, said = in_scratch("ip link set lo up; timeout -s INT 0.2 ss -EtinH || test $? = 124")
     checks.append(Check("socket events (ss -E)", ok, True, said or "listening works", "modprobe tcp_diag"))
+    return checks + _limits()
+
+
+def _limits() -> list[Check]:
+    """Each kind of node limit, tried in a scratch group; nothing needs them unless a topology asks."""
+    checks = []
+    for key, settings in (
+        ("cpus", NodeSettings(cpus=0.5)),
+        ("cpuset", NodeSettings(cpuset="0")),
+        ("memory_mb", NodeSettings(memory_mb=64)),
+    ):
+        with Session("doctor") as session:
+            ok, said = try_limit(settings, session.id, session.folder)
+        mend = "mount -t cgroup2 none /sys/fs/cgroup, or run on the host itself"
+        checks.append(Check(f"limit {key}", ok, False, said, mend))
     return checks

@@ -279,11 +279,9 @@ def _kill_members(path: Path) -> None:
                     os.kill(int(pid), signal.SIGKILL)
 
 
-def try_limit(settings: NodeSettings, scratch: Path, session_id: str) -> tuple[bool, str]:
-    """Sets one limit in a scratch group, reads it back and removes it: what ``dilocox doctor`` does."""
+def try_limit(settings: NodeSettings, session_id: str, folder: Path) -> tuple[bool, str]:
+    """Sets one limit in a scratch group of a session, reads it back and removes it: what ``dilocox doctor`` does."""
     (controller,) = cgroups.needed(settings)
-    folder = scratch / session_id
-    folder.mkdir()
     try:
         group = make_groups(session_id, folder, {"scratch": settings})["scratch"]
         version, place = group.places[controller]

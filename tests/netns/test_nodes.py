@@ -123,3 +123,27 @@ def test_limits_that_cannot_be_set_are_refused_before_anything_is_made(tmp_path)
     assert done.returncode == 1
     assert "node hall-1: cpuset: found 9000, but this machine has no processor 9000" in done.stderr
     assert time.monotonic() - began < 20
+
+
+def test_whoever_runs_out_of_memory_is_told_apart_in_exec_and_in_a_whole_run(tmp_path):
+    (tmp_path / "limited.yaml").write_text(yaml.safe_dump(ONE_SITE))
+    hog = "import os, sys; os.environ['TESTBED_NODE'] == 'hall-1' and print(len(bytearray(400_000_000)))"
+    done = host.dilocox("exec", str(tmp_path / "limited.yaml"), "--", sys.executable, "-c", hog)
+    assert done.returncode == 137
+    assert "hall-1: out of memory: the kernel killed it at its limit of 120 MB" in done.stderr
+    run = {
+        "topology": ONE_SITE,
+        "parallel": {"replicas": 1, "stages": 2, "microbatches": 2},
+        "train": {"steps": 4, "batch_size": 4},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
+    done = host.dilocox("run", str(tmp_path / "run.yaml"), "-o", str(tmp_path / "run"))
+    assert done.returncode == 1
+    said = " ".join(done.stdout.split())
+    assert (
+        "status: failed" in said
+        and "hall-1" in said
+        and "out of memory" in said
+        and "nodes.hall-1.memory_mb" in said
+    )
+    assert (tmp_path / "run/record.json").is_file(), "what was measured is kept"
