@@ -89,19 +89,26 @@ def run(config: TrainerConfig, environment: Environment, corpus: Corpus, out: Pa
     import torch  # noqa: PLC0415 - 2.6 CPU-seconds that a wrong request should not cost
 
     from trainer.ranks import connect  # noqa: PLC0415
+    from trainer.replica_world import connect_replica  # noqa: PLC0415
     from trainer.resume import find  # noqa: PLC0415
     from trainer.train import Trainer  # noqa: PLC0415
 
     torch.set_num_threads(1)
-    world = connect(config.parallel, environment, config.train.timeout_s)
+    timeout_s, survivors = config.train.timeout_s, None
+    if config.parallel.on_replica_loss == "continue":
+        world, survivors = connect_replica(config.parallel, environment, timeout_s)
+    else:
+        world = connect(config.parallel, environment, timeout_s)
     resumed = find(config, world, out, corpus.sha256) if resume else None
     if resume and world.rank == 0:
         print(
             resumed.sentence if resumed else f"{out}: found no checkpoint, so training starts anew",
             flush=True,
         )
-    Trainer(config, world, corpus, out, resumed).run()
+    Trainer(config, world, corpus, out, resumed=resumed, survivors=survivors).run()
     world.control.barrier()  # nobody leaves while another still reads its sockets
+    if survivors is not None:
+        survivors.close()
     world.close()
 
 

@@ -52,6 +52,24 @@ class Exchange:
         self._lock = threading.Lock()
         self._streams: list[Exchange] = []
 
+    def use(self, links: Transport) -> None:
+        """Go on with other members: `size` and `index` are theirs from here on."""
+        self.links, self.size, self.index = links, links.size, links.index
+
+    def send_to(self, member: int, payload: Tensor, ledger: Ledger) -> None:
+        """uint8 [c] to one member, who calls `receive_from`."""
+        length = torch.tensor([payload.numel()]).view(torch.uint8)
+        self._move([Phase({member: length}, {})], ledger)
+        self._move([Phase({member: payload}, {})], ledger)
+
+    def receive_from(self, member: int, ledger: Ledger) -> Tensor:
+        """What that member sends, uint8 [c]."""
+        length = torch.zeros(1, dtype=torch.int64)
+        self._move([Phase({}, {member: length.view(torch.uint8)})], ledger)
+        payload = torch.empty(int(length), dtype=torch.uint8)
+        self._move([Phase({}, {member: payload})], ledger)
+        return payload
+
     @property
     def group(self) -> dist.ProcessGroup:
         """For collectives of torch's own; raises ValueError where there is none."""

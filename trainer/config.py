@@ -18,6 +18,9 @@ from trainer.config_errors import ConfigError, config_error_sentence, did_you_me
 from trainer.method_config import AllReduceConfig, MethodConfig
 from trainer.model_presets import PRESETS
 
+SURVIVING_METHODS = ("local_sgd", "diloco", "opendiloco", "dilocox")
+"""Methods that can go on without a replica: all replicas hold the same outer state after every round."""
+
 FOREIGN_KEYS = frozenset({"name", "topology"})
 """Top-level keys of a run that belong to whoever launches the trainer."""
 
@@ -92,6 +95,9 @@ class ParallelConfig(Section):
 
     `schedule: interleaved` gives every rank `virtual_stages` pieces of the model instead of one
     (arXiv:2104.04473, section 2.2): smaller bubbles, more hops.
+
+    `on_replica_loss: continue` needs a coordinator (`trainer.coordinator`), for which a rank that is silent
+    for `silence_s` is lost.
     """
 
     replicas: Count = 1
@@ -99,6 +105,8 @@ class ParallelConfig(Section):
     data_parallel: Count = 1
     microbatches: Count = 4
     schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
+    on_replica_loss: Literal["fail", "continue"] = "fail"
+    silence_s: PositiveSeconds = 10.0
     virtual_stages: Annotated[int, Field(ge=2, le=16, strict=True)] | None = None
 
     @property
@@ -282,6 +290,25 @@ class TrainerConfig(Section):
                 f"and head would lie on different ranks)"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_survival(self) -> TrainerConfig:
+        if self.parallel.on_replica_loss == "fail":
+            return self
+        if self.method.name not in SURVIVING_METHODS or self._is_eager():
+            raise ValueError(
+                f"parallel.on_replica_loss: found continue with method {self.method.name}, allowed with "
+                f"{', '.join(SURVIVING_METHODS)} (not with eager progress)"
+            )
+        if self.checkpoint.every_rounds or self.checkpoint.every_steps:
+            raise ValueError(
+                "checkpoint: found a period beside parallel.on_replica_loss continue, allowed one of the two"
+            )
+        return self
+
+    def _is_eager(self) -> bool:
+        overlap = getattr(self.method, "overlap", None)
+        return overlap is not None and overlap.delay_rounds > 0 and overlap.progress == "eager"
 
     @property
     def batch_sizes(self) -> list[int]:

@@ -97,6 +97,11 @@ class JsonLines:
         self._file.close()
 
 
+def whole_lines_bytes(path: Path) -> int:
+    """Length of a file up to its last complete line; 0 where there is none."""
+    return path.read_bytes().rfind(b"\n") + 1 if path.is_file() else 0
+
+
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
     """Write a JSON file atomically: it is there complete, or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from trainer.collectives import Exchange
 from trainer.config import ParallelConfig
 from trainer.environment import Environment
 from trainer.links import PeerLinks
+from trainer.membership import Membership
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class World:
     data_parallel: int
     stage_peers: dist.ProcessGroup
     pipeline: dist.ProcessGroup
-    control: Control
+    control: Control | Membership
     master_port: int
     links: PeerLinks | None
     """Between the stage peers, across the WAN; None where there is one replica, and except on first members."""

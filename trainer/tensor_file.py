@@ -51,22 +51,7 @@ def write_tensors(
         TensorFileError: a dtype that the format has no name for.
         OSError: the file cannot be written.
     """
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    offset = 0
-    for name, tensor in tensors.items():
-        if tensor.dtype not in _NAMES or sys.byteorder != "little":
-            raise TensorFileError(
-                f"{path}: {name} is {tensor.dtype}, allowed {', '.join(DTYPES)} on a little-endian CPU"
-            )
-        end = offset + tensor.nbytes
-        header[name] = {
-            "dtype": _NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
+    text = _header(tensors, metadata, str(path))
     digest = hashlib.sha256()
     with path.open("wb") as file:
         pieces = [len(text).to_bytes(_LENGTH_BYTES, "little"), text]
@@ -82,6 +67,34 @@ def write_tensors(
     return digest.hexdigest()
 
 
+def encode_tensors(tensors: Mapping[str, Tensor]) -> Tensor:
+    """What `write_tensors` would write, as uint8 [c]."""
+    text = _header(tensors, None, "tensors")
+    head = len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    rows = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors.values()]
+    return torch.cat([torch.frombuffer(bytearray(head), dtype=torch.uint8), *rows])
+
+
+def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None, what: str) -> bytes:
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _NAMES or sys.byteorder != "little":
+            raise TensorFileError(
+                f"{what}: {name} is {tensor.dtype}, allowed {', '.join(DTYPES)} on a little-endian CPU"
+            )
+        end = offset + tensor.nbytes
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return text
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Every tensor of a file, each in memory of its own.
 
@@ -94,16 +107,25 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise TensorFileError(
             f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from error
+    return _decode(raw, str(path))
+
+
+def decode_tensors(raw: Tensor, what: str) -> dict[str, Tensor]:
+    """The inverse of `encode_tensors`; raises TensorFileError, which names `what`."""
+    return _decode(raw.numpy(), what)
+
+
+def _decode(raw: npt.NDArray[np.uint8], what: str) -> dict[str, Tensor]:
     length = int.from_bytes(raw[:_LENGTH_BYTES].tobytes(), "little")
     start = _LENGTH_BYTES + length
     if len(raw) < _LENGTH_BYTES or length > min(_LONGEST_HEADER, len(raw) - _LENGTH_BYTES):
-        raise TensorFileError(f"{path}: is no safetensors file, or is cut short")
+        raise TensorFileError(f"{what}: is no safetensors file, or is cut short")
     try:
         header = json.loads(raw[_LENGTH_BYTES:start].tobytes())
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         return {name: _tensor(raw[start:], entry) for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TensorFileError(f"{path}: is no safetensors file, or is damaged ({error})") from error
+        raise TensorFileError(f"{what}: is no safetensors file, or is damaged ({error})") from error
 
 
 def _tensor(data: npt.NDArray[np.uint8], entry: Mapping[str, Any]) -> Tensor:

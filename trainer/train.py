@@ -20,7 +20,17 @@ from trainer.evaluate import Evaluator, bits_per_byte
 from trainer.inner import build_inner, clip_gradients, learning_rate
 from trainer.methods import Context, ExchangeError, RoundRecord, build_method
 from trainer.methods.base import copy_into
-from trainer.metrics import BUCKETS, EVALUATION, SETUP, JsonLines, Ledger, difference, training_s, write_json
+from trainer.metrics import (
+    BUCKETS,
+    EVALUATION,
+    SETUP,
+    JsonLines,
+    Ledger,
+    difference,
+    training_s,
+    whole_lines_bytes,
+    write_json,
+)
 from trainer.model import Shape, build_pieces, canonical_name, count_parameters
 from trainer.pipeline import Pipeline
 from trainer.progress import Progress
@@ -28,6 +38,7 @@ from trainer.ranks import World
 from trainer.resume import Resumed, describe
 from trainer.sockets import kernel_sent
 from trainer.state import State, take_tensors
+from trainer.survive import Survivors
 from trainer.weights import load_initial, write_weights
 
 
@@ -43,8 +54,16 @@ class Trainer:
     """
 
     def __init__(
-        self, config: TrainerConfig, world: World, corpus: Corpus, out: Path, resumed: Resumed | None = None
+        self,
+        config: TrainerConfig,
+        world: World,
+        corpus: Corpus,
+        out: Path,
+        *,
+        resumed: Resumed | None = None,
+        survivors: Survivors | None = None,
     ) -> None:
+        self.survivors = survivors
         self.config, self.world, self.corpus, self.out = config, world, corpus, out
         self.ledger = Ledger(SETUP)
         self.shape = Shape.of(config.model, BYTE_VOCAB)
@@ -77,26 +96,69 @@ class Trainer:
             config.weight(world.replica),
             config.model.shape["layers"],
             self.pipeline.computed,
+            survivors,
         )
         self.method = build_method(config, self.context)
         self.progress = resumed.progress if resumed else Progress()
         self.incomplete = resumed.incomplete if resumed else None
         self.carried = dict(self.progress.payload_bytes)  # sent by earlier processes
         self.steps_file, self.rounds_file = self._records("steps"), self._records("rounds")
-        writes_evals = world.speaks and self.pipeline.is_last
-        self.evals_file = self._records("evals") if writes_evals else None
+        self.evals_file = self._records("evals") if self.lead and self.pipeline.is_last else None
         keep = config.checkpoint.keep
         self.checkpoints = Checkpoints(out / FOLDER, world.rank, keep, world.control.barrier)
         self.overran_before = 0
         self.between_rounds = resumed is not None and resumed.state is not None
         if resumed is not None and resumed.state is not None:
             self._load_state_dict(resumed.state)
+        if survivors is not None:
+            self._take_seat(survivors)
         self.seconds = self.ledger.read()  # as of the last record
         self.began_epoch = 0.0
 
     def _records(self, kind: str) -> JsonLines:
         path = self._path(f"{kind}.jsonl")
+        if self.survivors is not None and self.survivors.newcomer:
+            return JsonLines(path, whole_lines_bytes(path))
         return JsonLines(path, self.progress.file_bytes.get(path.name, 0))
+
+    @property
+    def lead(self) -> bool:
+        """Whether this rank validates and writes the weights, for its stage."""
+        return self.survivors.lead if self.survivors else self.world.speaks
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Of all replicas that are alive."""
+        config = self.config
+        if self.survivors is None:
+            return config.tokens_per_step
+        alive = self.survivors.membership.latest.members
+        return sum(config.batch_sizes[replica] for replica in alive) * config.data.seq_len
+
+    def _take_seat(self, survivors: Survivors) -> None:
+        """Connect to the others; a newcomer takes over where they are."""
+        if not survivors.newcomer:
+            survivors.connect(self.wan)
+            return
+        state = survivors.take_over(self.wan, self.ledger)
+        self.method.begin_as_newcomer(state["method"])
+        progress = Progress.from_state(state["progress"])
+        self.progress.step, self.progress.tokens = progress.step, progress.tokens
+        self.progress.synchronisations, self.progress.evaluated_at = (
+            progress.synchronisations,
+            progress.evaluated_at,
+        )
+        self.between_rounds = True
+        print(f"replica {self.world.replica} is back after step {progress.step}", flush=True)
+
+    def _let_in(self, survivors: Survivors) -> None:
+        """Between two rounds: whoever came back gets the outer state and the schedule."""
+        with self.ledger.span("exposed_comm_s"):
+            outcome = survivors.membership.meet(admits=True)
+            if outcome.joined:
+                state = {"method": self.method.state_dict(), "progress": self.progress.state_dict()}
+                survivors.hand_over(outcome, self.wan, state, self.ledger)
+            survivors.heed(outcome)
 
     def _path(self, suffix: str) -> Path:
         return self.out / "ranks" / f"rank-{self.world.rank}.{suffix}"
@@ -121,7 +183,9 @@ class Trainer:
                     raise TrainingError(f"rank {self.world.rank}, step {step}: {error}") from error
             self.checkpoints.close()
             if self.config.checkpoint.weights:
-                write_weights(self.out, self.world, self.method.outer_parameters, self._about_weights())
+                write_weights(
+                    self.out, self.world, self.method.outer_parameters, self._about_weights(), lead=self.lead
+                )
         self.world.control.barrier()  # everybody has received everything: the kernel's counts are final
         summary = self._summary()
         for file in (self.steps_file, self.rounds_file, self.evals_file):
@@ -161,7 +225,7 @@ class Trainer:
         before, self.seconds = self.seconds, ledger.read()
         progress = self.progress
         progress.step, progress.last_loss = step, loss
-        progress.tokens += config.tokens_per_step
+        progress.tokens += self.tokens_per_step
         progress.payload_bytes = self._payload_bytes()
         self.steps_file.write(
             {
@@ -176,6 +240,8 @@ class Trainer:
                 "lan_payload_bytes": progress.payload_bytes["lan"] - before_bytes["lan"],
             }
         )
+        if self.between_rounds and self.survivors is not None:
+            self._let_in(self.survivors)
         if self.between_rounds and self._checkpoint_due():
             with ledger.span("checkpoint_s"):
                 self._checkpoint()
@@ -243,14 +309,15 @@ class Trainer:
         with self.ledger.span(EVALUATION):
             self.progress.evaluated_at = step
             self.world.control.barrier()
-            if self.world.speaks:
+            if self.lead:
                 with self.method.evaluating():
                     loss = self.evaluator.loss()
-                if loss is not None and self.evals_file is not None:
+                if loss is not None:
+                    self.evals_file = self.evals_file or self._records("evals")
                     self.progress.last_validation = loss
                     record = {
                         "step": step,
-                        "tokens": self.progress.tokens + (self.config.tokens_per_step if step else 0),
+                        "tokens": self.progress.tokens + (self.tokens_per_step if step else 0),
                         "t": trained_s,
                         "val_loss": loss,
                         "val_bpb": bits_per_byte(loss),
@@ -296,6 +363,9 @@ class Trainer:
             "wan_congestion_control": world.links.congestion_control if world.links is not None else [],
             "wan_framing_bytes": self.wan.framing_bytes,  # by this process, headers of the transport
             "incomplete": self.incomplete,
+            "members": list(self.survivors.members)
+            if self.survivors
+            else list(range(config.parallel.replicas)),
             "carried_payload_bytes": self.carried,  # of these, what processes before this one sent
             "rounds": self.progress.rounds,
             "planned_wan_bytes": self.progress.planned_bytes,

@@ -27,28 +27,29 @@ INDEX = "weights.json"
 
 
 def write_weights(
-    out: Path, world: World, parameters: Mapping[str, Tensor], about: Mapping[str, Any]
+    out: Path, world: World, parameters: Mapping[str, Tensor], about: Mapping[str, Any], *, lead: bool
 ) -> None:
-    """Write replica 0's outer parameters, each file in one step; collective over all ranks.
+    """Write the lead replica's outer parameters, each file in one step; collective over all ranks.
 
     Args:
         out: the run's folder.
         world: who writes what.
         parameters: of this rank, under their own names.
         about: plain data for the index.
+        lead: whether this rank's replica is the first that is alive.
 
     Raises:
         OSError: a file cannot be written.
     """
     folder, name, digest = out / FOLDER, f"stage-{world.stage}.safetensors", ""
-    if world.speaks:
+    if lead:
         folder.mkdir(parents=True, exist_ok=True)
         half_made = folder / f"{name}.part"
         named = {canonical_name(n): p for n, p in parameters.items()}
         digest = write_tensors(half_made, named, {"format": "pt"})
         half_made.replace(folder / name)
     digests = world.control.gather(digest)[: world.stages]
-    if world.rank == 0:
+    if lead and world.stage == 0:
         named_digests = {f"stage-{stage}.safetensors": digest for stage, digest in enumerate(digests)}
         half_made = folder / f"{INDEX}.part"
         half_made.write_text(

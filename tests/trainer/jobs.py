@@ -43,7 +43,7 @@ def train(config: dict[str, Any], out: str, resume: bool = False) -> str:
     corpus = load_corpus(checked.data, checked.seed)
     with connected(checked.parallel) as world:
         resumed = find(checked, world, folder, corpus.sha256) if resume else None
-        return Trainer(checked, world, corpus, folder, resumed).run()["status"]
+        return Trainer(checked, world, corpus, folder, resumed=resumed).run()["status"]
 
 
 def train_with_modules_of(folder: str, config: dict[str, Any], out: str) -> str:

@@ -87,6 +87,9 @@ class Averager(ABC):
         """
         check_keys("averager", set(state), set())
 
+    def forget(self) -> None:  # noqa: B027 - most have nothing
+        """Drop what this replica alone remembers; what all share stays."""
+
     def set_rank(self, rank: int) -> None:  # noqa: B027 - ignoring it is the right default
         """Use this rank from the next exchange on; averagers without factors ignore it."""
 

@@ -15,6 +15,7 @@ from trainer.collectives import Exchange
 from trainer.metrics import Ledger
 from trainer.model import parameter_hash
 from trainer.state import State
+from trainer.survive import Survivors
 
 
 class ExchangeError(RuntimeError):
@@ -54,6 +55,7 @@ class Context:
     replica's share of all tokens times the number of replicas; what it adds to a mean is multiplied by it.
     `layers`: of the whole model. `computed(numel)`: tells the pace, in the backward pass, that so many
     gradients are final.
+    `survivors`: where the run goes on without a lost replica.
     """
 
     rank: int
@@ -67,6 +69,7 @@ class Context:
     weight: float = 1.0
     layers: int = 1
     computed: Callable[[int], None] = lambda numel: None
+    survivors: Survivors | None = None
 
     def weighted(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """This replica's part of a mean over replicas; the tensors themselves where all batches are equal."""
@@ -143,6 +146,10 @@ class Method(ABC):
             StateError: the state does not fit.
         """
         raise NotImplementedError(f"{type(self).__name__} has no load_state_dict: it cannot be resumed")
+
+    def begin_as_newcomer(self, state: Mapping[str, Any]) -> None:
+        """Continue from the `state_dict` of a peer, having contributed nothing to what is in flight."""
+        raise NotImplementedError(f"{type(self).__name__} lets nobody in")
 
     @property
     def outer_parameters(self) -> dict[str, Tensor]:

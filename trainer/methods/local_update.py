@@ -17,6 +17,7 @@ from trainer.method_config import LocalUpdateConfig
 from trainer.methods.base import Context, Method, copy_into
 from trainer.methods.synchroniser import Background, Finished, Synchroniser
 from trainer.state import State, take_tensors
+from trainer.survive import SurvivingAverager
 
 Tensors = dict[str, Tensor]
 
@@ -55,6 +56,8 @@ class LocalUpdate(Method):
     def __init__(self, config: LocalUpdateConfig, context: Context) -> None:
         super().__init__(context)
         averager = build_averager(config.compressor, context.shapes, context.seed)
+        if context.survivors is not None:
+            averager = SurvivingAverager(averager, context.survivors)
         self.synchroniser = Synchroniser(context, context.parameters, averager, config.outer)
         self.local_steps = config.local_steps
         self.round = 1
@@ -150,6 +153,15 @@ class LocalUpdate(Method):
             self._ended = Ended(int(kept["number"]), int(kept["local_steps"]), delta)
         if self._control is not None:
             self._control.load_state_dict(state["control"])
+
+    def begin_as_newcomer(self, state: Mapping[str, Any]) -> None:
+        """theta, momentum, warm factors and schedule of a peer; nothing owed, and zero for the ended round."""
+        self.load_state_dict(state)
+        self.synchroniser.averager.forget()
+        if self._ended is not None:
+            nothing = {name: torch.zeros(shape) for name, shape in self.context.shapes.items()}
+            self._ended = Ended(self._ended.number, self._ended.local_steps, nothing)
+        copy_into(self.context.parameters, self.outer_parameters)
 
     def _launch(self, ended: Ended) -> None:
         if self._background is None:
