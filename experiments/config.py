@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from experiments.errors import RequestError
 from experiments.run_events import with_events
@@ -23,6 +23,15 @@ class RunConfig(TrainerConfig):
 
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     topology: Topology | Literal["loopback"] = "loopback"
+
+    @model_validator(mode="after")
+    def _check_survival_alone(self) -> "RunConfig":
+        if self.parallel.on_replica_loss == "continue":
+            raise ValueError(
+                "parallel.on_replica_loss: found continue, allowed so far only with `python -m trainer` beside"
+                " `python -m trainer.coordinator`"
+            )
+        return self
 
     @property
     def world_size(self) -> int:

@@ -96,7 +96,7 @@ def run(config: TrainerConfig, environment: Environment, corpus: Corpus, out: Pa
     torch.set_num_threads(1)
     timeout_s, survivors = config.train.timeout_s, None
     if config.parallel.on_replica_loss == "continue":
-        world, survivors = connect_replica(config.parallel, environment, timeout_s)
+        world, survivors = connect_replica(config, environment)
     else:
         world = connect(config.parallel, environment, timeout_s)
     resumed = find(config, world, out, corpus.sha256) if resume else None

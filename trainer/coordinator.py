@@ -178,7 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    from torch.distributed import TCPStore  # noqa: PLC0415 - a wrong request should not wait for torch
+    # a wrong request should not wait for torch
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
 
     parallel, timeout_s = config.parallel, config.train.timeout_s
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))

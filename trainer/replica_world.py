@@ -8,16 +8,14 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from trainer.config import ParallelConfig
+from trainer.config import TrainerConfig
 from trainer.environment import Environment
 from trainer.membership import Membership
 from trainer.ranks import World
 from trainer.survive import Survivors
 
 
-def connect_replica(
-    parallel: ParallelConfig, environment: Environment, timeout_s: float
-) -> tuple[World, Survivors]:
+def connect_replica(config: TrainerConfig, environment: Environment) -> tuple[World, Survivors]:
     """Take a seat at the coordinator, then join the replica's own process group; collective over its stages.
 
     Connections to other replicas are made by `Survivors.connect`.
@@ -26,6 +24,7 @@ def connect_replica(
         MembershipError: no coordinator, or nobody let this replica in.
         RuntimeError: torch could not connect the replica's stages.
     """
+    parallel, timeout_s = config.parallel, config.train.timeout_s
     rank, stages = environment.rank, parallel.stages
     host, timeout = os.environ["MASTER_ADDR"], timedelta(seconds=timeout_s)
     membership = Membership(host, environment.master_port + 1, rank, timeout_s)
@@ -51,4 +50,5 @@ def connect_replica(
         links=None,
         cluster=None,
     )
-    return world, Survivors(membership, store, rank, stages, timeout_s)
+    weights = [config.weight(replica) for replica in range(parallel.replicas)]
+    return world, Survivors(membership, store, stages, weights, timeout_s)

@@ -2,14 +2,15 @@
 
 An exchange counts only if it succeeded on every living rank of every stage: all vote, and who finished throws
 the result away if another did not. Then connections are made anew among the living, and the same pseudo-gradients are
-exchanged again; the mean is over those who are left. So outer parameters stay bit-identical whatever moment
-a replica dies at.
+exchanged again; the mean is over those who are left, weighted by their tokens. So outer parameters stay
+bit-identical whatever moment a replica dies at.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from trainer.collectives import Exchange
-from trainer.compression.averagers import Averaged, Averager, Tensors
+from trainer.compression.averagers import Averaged, Averager, TakeSent, Tensors, ignore_sent
 from trainer.links import PeerLinks
 from trainer.membership import Membership, Outcome
 from trainer.metrics import Ledger
@@ -34,6 +35,7 @@ class Alone:
     """The transport of the last replica: there is nobody to send to."""
 
     index, size = 0, 1
+    handshake_bytes = 0
 
     def run(self, phases: list[Phase]) -> None:
         """Nothing to move."""
@@ -51,20 +53,26 @@ class Survivors:
     """One rank's connections to the stage peers that are alive, made anew when they change."""
 
     def __init__(
-        self, membership: Membership, store: Store, rank: int, stages: int, timeout_s: float
+        self, membership: Membership, store: Store, stages: int, weights: Sequence[float], timeout_s: float
     ) -> None:
-        self.membership = membership
-        self.replica, self.stage = divmod(rank, stages)
+        self.membership, self._weights = membership, weights
+        self.replica, self.stage = divmod(membership.rank, stages)
         self.members = membership.welcome.members
         self._store, self._stages, self._timeout_s = store, stages, timeout_s
         self._wanted = (membership.welcome.epoch, 0)
         self._connected: tuple[int, int] | None = None
         self._links: PeerLinks | None = None
+        self._peers = self.members
 
     @property
     def newcomer(self) -> bool:
         """Whether the others were there before."""
         return self.membership.welcome.donor is not None
+
+    @property
+    def renormalisation(self) -> float:
+        """What makes the weights of those who are connected add up to their number."""
+        return len(self._peers) / sum(self._weights[replica] for replica in self._peers)
 
     @property
     def lead(self) -> bool:
@@ -100,7 +108,14 @@ class Survivors:
             index = self.members.index(self.replica)
             transport = self._links = PeerLinks(store, index, ranks, self._timeout_s)
         exchange.use(transport)
+        self._peers = self.members
         self._connected = self._wanted
+
+    def close(self) -> None:
+        """Say goodbye, then close the connections."""
+        self.membership.leave()
+        if self._links is not None:
+            self._links.close()
 
     def hand_over(self, outcome: Outcome, exchange: Exchange, state: State, ledger: Ledger) -> None:
         """After a meeting that let somebody in: the donor sends `state` to its new stage peers.
@@ -161,27 +176,31 @@ class SurvivingAverager(Averager):
         """The wrapped averager's, for one try among those that are alive now."""
         return self.inner.planned_bytes(exchange)
 
-    def average(self, tensors: Tensors, exchange: Exchange, ledger: Ledger) -> Averaged:
+    def average(
+        self, tensors: Tensors, exchange: Exchange, ledger: Ledger, take_sent: TakeSent = ignore_sent
+    ) -> Averaged:
         """See the classes."""
         survivors = self.survivors
         for _ in range(TRIES + len(survivors.members)):
             before = _copy(self.inner.state_dict())
-            averaged, failure = self._try(tensors, exchange, ledger)
+            averaged, failure = self._try(tensors, exchange, ledger, take_sent)
+            factor = survivors.renormalisation  # of who took part, even if one of them has died since
             with ledger.span(exchange.bucket):
                 outcome = survivors.membership.meet(ok=averaged is not None)
             survivors.heed(outcome)
             if outcome.ok and averaged is not None:
-                return averaged
+                mean = averaged.mean if factor == 1.0 else {n: factor * t for n, t in averaged.mean.items()}
+                return replace(averaged, mean=mean)
             self.inner.load_state_dict(before)
         raise RuntimeError(f"{TRIES} exchanges in a row failed although nobody was lost: {failure}")
 
     def _try(
-        self, tensors: Tensors, exchange: Exchange, ledger: Ledger
+        self, tensors: Tensors, exchange: Exchange, ledger: Ledger, take_sent: TakeSent
     ) -> tuple[Averaged | None, Exception | None]:
         try:
             with ledger.span(exchange.bucket):
                 self.survivors.connect(exchange)
-            return self.inner.average(tensors, exchange, ledger), None
+            return self.inner.average(tensors, exchange, ledger, take_sent), None
         except RuntimeError as error:
             print(f"exchange failed: {error}", flush=True)
             return None, error

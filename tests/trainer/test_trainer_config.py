@@ -59,6 +59,15 @@ WRONG = {
     ],
     "compute: {mode: paced}": ["compute.step_s", "found nothing"],
     "data: {source: markov, tokenizer: bpe}": ["data.tokenizer", "'bpe'", "'bytes'"],
+    "parallel: {on_replica_loss: continue}": ["parallel.on_replica_loss", "allreduce", "dilocox"],
+    "parallel: {on_replica_loss: continue}\nmethod: {name: dilocox, overlap: {delay_rounds: 1, progress: eager}}": [
+        "parallel.on_replica_loss",
+        "eager",
+    ],
+    "parallel: {on_replica_loss: continue}\nmethod: {name: diloco}\ncheckpoint: {every_rounds: 2}": [
+        "checkpoint"
+    ],
+    "checkpoint: {every_rounds: 2, every_steps: 3}": ["checkpoint.every_steps", "one of the two"],
     "[1, 2]": ["found list at the top"],
     "a: [": ["not YAML"],
 }

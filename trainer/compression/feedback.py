@@ -36,6 +36,11 @@ class ErrorFeedback(Averager):
         self.residual = take_tensors("error feedback", state["residual"], self.shapes)
         self.inner.load_state_dict(state["inner"])
 
+    def forget(self) -> None:
+        """No residual, and what the wrapped averager does."""
+        self.residual = {name: torch.zeros(shape) for name, shape in self.shapes.items()}
+        self.inner.forget()
+
     @property
     def rank(self) -> int | None:  # type: ignore[override]
         """The wrapped averager's."""
