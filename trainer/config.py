@@ -300,6 +300,10 @@ class TrainerConfig(Section):
                 f"parallel.on_replica_loss: found continue with method {self.method.name}, allowed with "
                 f"{', '.join(SURVIVING_METHODS)} (not with eager progress)"
             )
+        if self.parallel.data_parallel > 1 or len(set(self.batch_sizes)) > 1:
+            raise ValueError(
+                "parallel.on_replica_loss: found continue, allowed with one rank a stage and equal batches only"
+            )
         if self.checkpoint.every_rounds or self.checkpoint.every_steps:
             raise ValueError(
                 "checkpoint: found a period beside parallel.on_replica_loss continue, allowed one of the two"

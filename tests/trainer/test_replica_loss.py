@@ -14,7 +14,12 @@ from trainings import TINY, merged, read_lines
 LIMIT_S = 90
 LOWRANK = {"name": "lowrank-int4", "rank": 4, "adaptive": True, "max_rank": 6, "block": 32}
 METHODS = {
-    "dilocox": {"name": "dilocox", "local_steps": 4, "compressor": LOWRANK},
+    "dilocox": {
+        "name": "dilocox",
+        "overlap": {"delay_rounds": 1, "progress": "keep"},
+        "local_steps": 4,
+        "compressor": LOWRANK,
+    },
     "diloco": {"name": "diloco", "local_steps": 4},
 }
 

@@ -59,6 +59,7 @@ WRONG = {
     ],
     "compute: {mode: paced}": ["compute.step_s", "found nothing"],
     "data: {source: markov, tokenizer: bpe}": ["data.tokenizer", "'bpe'", "'bytes'"],
+    "parallel: {on_replica_loss: continue, data_parallel: 2}\nmethod: {name: diloco}": ["one rank a stage"],
     "parallel: {on_replica_loss: continue}": ["parallel.on_replica_loss", "allreduce", "dilocox"],
     "parallel: {on_replica_loss: continue}\nmethod: {name: dilocox, overlap: {delay_rounds: 1, progress: eager}}": [
         "parallel.on_replica_loss",
