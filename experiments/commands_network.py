@@ -53,19 +53,19 @@ def up(
         capturing(network, pcap or [], Path.cwd()) as captures,
         Conductor(network, loaded.events, tell=lambda one: out.print(str(one), soft_wrap=True, markup=False)),
     ):
-        out.print(f"{network.topology.name} is up; delays by {network.delay}", soft_wrap=True)
-        for node, address in network.plan.node_address.items():
-            out.print(f"  {node} {address}: mnexec -a {network.nodes[node].pid} COMMAND")
-        if shell:
-            from testbed.shell import shell as interact  # noqa: PLC0415
+        try:
+            out.print(f"{network.topology.name} is up; delays by {network.delay}", soft_wrap=True)
+            for node, address in network.plan.node_address.items():
+                out.print(f"  {node} {address}: mnexec -a {network.nodes[node].pid} COMMAND")
+            if shell:
+                from testbed.shell import shell as interact  # noqa: PLC0415
 
-            interact(network)
-        else:
-            out.print("Ctrl-C takes it down.")
-            try:
+                interact(network)
+            else:
+                out.print("Ctrl-C takes it down.")
                 signal.pause()
-            except KeyboardInterrupt:
-                out.print("taking it down")
+        except KeyboardInterrupt:  # also one that comes while the lines above are printed
+            out.print("taking it down")
     for capture in captures:
         out.print(capture.sentence(), soft_wrap=True)
 

@@ -243,6 +243,8 @@ def test_an_interrupted_run_is_down_within_five_seconds_and_a_resumed_sweep_goes
     finished = lambda: list((tmp_path / "out").glob("*/record.json"))  # noqa: E731
     host.wait_for(finished, 90, "the first run's end")
     first = finished()[0]
+    record = json.loads(first.read_text())
+    assert record["status"] == "done", record["reason"]
     written = first.stat().st_mtime_ns
     host.wait_for(
         lambda: sum(training(d) for d in (tmp_path / "out").glob("*")) == 2, 60, "the second run's step"
