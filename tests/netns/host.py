@@ -30,6 +30,17 @@ def processes() -> set[str]:
     return found
 
 
+def firewall() -> str:
+    """Rules, chains and policies; without tables that hold none, which `iptables` makes when it is first asked."""
+    tables: dict[str, list[str]] = {}
+    for line in _output("iptables-save").splitlines():
+        if line.startswith("*"):
+            table = tables.setdefault(line, [])
+        elif line[:1] == "-" or (line[:1] == ":" and " ACCEPT " not in line):
+            table.append(line.split(" [")[0])
+    return "\n".join(f"{name} {rule}" for name, rules in tables.items() for rule in rules)
+
+
 def snapshot() -> dict[str, str]:
     """Everything about the host that a run could have left changed."""
     cgroups = sorted(
@@ -43,7 +54,7 @@ def snapshot() -> dict[str, str]:
         "netns": _output("ip", "netns"),
         "qdiscs": _output("tc", "qdisc", "show"),
         "routes": _output("ip", "route", "show", "table", "all"),
-        "iptables": "\n".join(r for r in _output("iptables-save").splitlines() if r[:1] not in "#:"),
+        "iptables": firewall(),
         "mounts": Path("/proc/self/mounts").read_text(encoding="utf-8"),
         "hosts": Path("/etc/hosts").read_text(encoding="utf-8"),
         "cgroups": "\n".join(cgroups),

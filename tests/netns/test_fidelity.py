@@ -50,8 +50,13 @@ def paced_run(run_dir, step_s: float, steps: int, on_step=lambda step: None) -> 
 
 
 def test_a_quiet_machine_yields_a_valid_run_and_says_how_quiet_it_was(tmp_path):
-    record = paced_run(tmp_path / "run", step_s=1.0, steps=8)
-    assert record["status"] == "done", record["reason"]
+    reasons = []
+    for attempt in range(3):  # a guest's core can be taken away for a while by its host: not quiet, then
+        record = paced_run(tmp_path / f"run{attempt}", step_s=1.0, steps=8)
+        if record["status"] == "done":
+            break
+        reasons.append(record["reason"])
+    assert record["status"] == "done", reasons
     watched = record["fidelity"]
     assert watched["problems"] == []
     assert 0 < watched["cpu_busy_share"] <= 1

@@ -37,8 +37,8 @@ def test_law_1_one_local_sgd_step_with_outer_rate_1_is_data_parallel_sgd(runs):
     np.testing.assert_allclose(local.global_losses(), losses, rtol=1e-5)
     np.testing.assert_allclose(data_parallel.global_losses(), losses, rtol=1e-5)
     assert losses[-1] < losses[0] - 0.1, "the comparison needs weights that move"
-    assert_same_parameters(local, parameters, atol=2e-6)
-    assert_same_parameters(data_parallel, parameters, atol=2e-6)
+    assert_same_parameters(local, parameters, atol=1e-5)
+    assert_same_parameters(data_parallel, parameters, atol=1e-5)
 
 
 @pytest.mark.parametrize("progress", ["keep", "discard"])
@@ -217,7 +217,7 @@ def test_law_1_uneven_batches_weigh_by_tokens(runs, method):
     """Replicas of 6 and 2 sequences make the same step as one process on all 8."""
     found = runs(method=method, train={**SGD, **UNEVEN})
     _, parameters = reference.big_batch(config_of(train=SGD))
-    assert_same_parameters(found, parameters, atol=2e-6)
+    assert_same_parameters(found, parameters, atol=1e-5)
     even = runs(method=method, train=SGD)
     assert not np.array_equal(found.losses(), even.losses()), "the comparison needs other parts of the batch"
     assert found.steps[0][0]["tokens"] == even.steps[0][0]["tokens"]

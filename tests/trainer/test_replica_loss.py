@@ -139,7 +139,7 @@ def test_a_replica_that_comes_back_holds_the_same_parameters_afterwards(tmp_path
         last = site.records(2)[-1]["step"]
         site.wait_for(2, last + 1)
         back = next(record for record in site.records(2) if record["step"] > last)
-        site.wait_for(2, back["step"] + 16)
+        site.wait_for(2, back["step"] + 24)
     assert f"replica 2 is back after step {back['step'] - 1}" in site.said()
     steps = [record["step"] for record in site.records(2)]
     assert steps == [*range(1, last + 1), *range(back["step"], steps[-1] + 1)]

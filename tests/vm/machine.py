@@ -43,6 +43,7 @@ $b mount --bind '/new@MODULES@' /new/lib/modules
 $b mount -t tmpfs -o mode=0755 run /new/run
 for name in proc dev; do $b mount --move /$name /new/$name; done
 $b mount -t sysfs sys /new/sys
+$b mount -t cgroup2 none /new/sys/fs/cgroup
 $b mkdir -p /new/dev/pts /new/dev/shm
 $b mount -t devpts -o ptmxmode=0666 pts /new/dev/pts
 $b mount -t tmpfs shm /new/dev/shm
