@@ -9,6 +9,8 @@ from pathlib import Path
 
 DILOCOX = [sys.executable, "-m", "experiments.cli"]
 
+_started: list["subprocess.Popen[str]"] = []
+
 
 def _output(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
@@ -65,8 +67,8 @@ def snapshot() -> dict[str, str]:
 
 
 def start(*arguments: str, **params: object) -> "subprocess.Popen[str]":
-    """Starts a dilocox command."""
-    return subprocess.Popen(
+    """Starts a dilocox command; what a failing test leaves of it, `stop_what_is_left` ends."""
+    process = subprocess.Popen(
         [*DILOCOX, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -74,6 +76,23 @@ def start(*arguments: str, **params: object) -> "subprocess.Popen[str]":
         text=True,
         **params,
     )
+    _started.append(process)
+    return process
+
+
+def stop_what_is_left() -> None:
+    """Ends the commands that a failed test did not see to their end, so that the next test starts from a clean host."""
+    alive = [process for process in _started if process.poll() is None]
+    _started.clear()
+    for process in alive:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if alive:
+        dilocox("clean")
 
 
 def dilocox(*arguments: str, timeout_s: float = 120) -> subprocess.CompletedProcess:

@@ -317,8 +317,8 @@ def test_nodes_are_frozen_thawed_killed_and_started_again(tmp_path):
     with Network(topology(*events)) as network:
         programs = ticking(network, tmp_path)
         conductor = play(network, 2.8, programs)
+        all_in_effect(conductor)
         assert programs.all[0].process.poll() is None
-    all_in_effect(conductor)
     moved, stood = (ticks(tmp_path / f"{node}.log", conductor.zero) for node in ("a-0", "b-0"))
     for start, end in ((0.55, 0.95), (1.45, 1.98)):
         assert [t for t in moved if start < t < end] == []
